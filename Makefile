@@ -1,0 +1,42 @@
+# Everything runs inside .venv, made on first use; `make help` lists the targets.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.PHONY: help demo test test-slow check format bench clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+# The stamp is newer than both files exactly when the environment matches them, so a second call does nothing.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "lockstep needs Python 3.11 or newer; set PYTHON=…"; exit 2; }
+	@echo "installing into .venv (a minute or two the first time) …"
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(INSTALLED) ## train the digits recipe on two processes
+	@$(BIN)/lockstep train digits -n 2 --run runs/demo
+
+test: $(INSTALLED) ## the test suite (a few minutes on two cores)
+	@$(BIN)/python -m pytest -m "not slow"
+
+test-slow: $(INSTALLED) ## the long tier
+	@$(BIN)/python -m pytest -m slow
+
+check: $(INSTALLED) ## format, lint, types
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+
+format: $(INSTALLED) ## rewrite the code in the house format
+	@$(BIN)/ruff check --fix --quiet . || true
+	@$(BIN)/ruff format .
+
+bench: $(INSTALLED) ## measure and print the tables of bench/RESULTS.md
+	@$(BIN)/python bench/startup.py
+
+clean: ## remove the environment and every run
+	rm -rf .venv runs

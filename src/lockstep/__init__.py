@@ -1,0 +1,66 @@
+"""lockstep: train PyTorch models on one process or many; the number of processes never changes the answer.
+
+Names are imported on first use, so that `lockstep --help` answers without loading torch, and a loop of one's own works
+without the command line's libraries.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lockstep.world.collectives import (
+        all_gather,
+        all_reduce,
+        barrier,
+        broadcast,
+        gather,
+        get_rank,
+        get_world_size,
+        is_main_process,
+        no_sync,
+        reduce_tensor,
+        scatter,
+    )
+    from lockstep.world.launch import launch
+    from lockstep.world.objects import all_gather_object, broadcast_object, gather_object, scatter_object
+    from lockstep.world.setup import cleanup_distributed, init_process_group, setup_distributed
+    from lockstep.world.world import World
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "World": "world.world",
+    "all_gather": "world.collectives",
+    "all_gather_object": "world.objects",
+    "all_reduce": "world.collectives",
+    "barrier": "world.collectives",
+    "broadcast": "world.collectives",
+    "broadcast_object": "world.objects",
+    "cleanup_distributed": "world.setup",
+    "gather": "world.collectives",
+    "gather_object": "world.objects",
+    "get_rank": "world.collectives",
+    "get_world_size": "world.collectives",
+    "init_process_group": "world.setup",
+    "is_main_process": "world.collectives",
+    "launch": "world.launch",
+    "no_sync": "world.collectives",
+    "reduce_tensor": "world.collectives",
+    "scatter": "world.collectives",
+    "scatter_object": "world.objects",
+    "setup_distributed": "world.setup",
+}
+
+__all__ = sorted(_HOME)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
+    value = getattr(import_module(f"lockstep.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

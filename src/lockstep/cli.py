@@ -1,0 +1,149 @@
+"""The `lockstep` command. Heavy imports stand inside the commands: `--help` answers at once and loads no torch."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from lockstep import __version__
+from lockstep.config import environment
+from lockstep.errors import EXIT_STOPPED, LockstepError, UserError
+from lockstep.launcher.start import LaunchPlan, start
+from lockstep.launcher.worker import run_target
+
+if TYPE_CHECKING:
+    from lockstep.config.schema import Config
+    from lockstep.train.recipe import Recipe
+
+app = typer.Typer(
+    name="lockstep",
+    help="Train PyTorch models on one process or many; the number of processes never changes the answer.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+# torchrun's options, by the same names.
+Nproc = Annotated[
+    str | None,
+    typer.Option("-n", "--nproc-per-node", metavar="N|auto", help="Processes on this machine; auto: one per device."),
+]
+Nnodes = Annotated[int | None, typer.Option("--nnodes", metavar="N", help="Machines in the job.")]
+NodeRank = Annotated[int | None, typer.Option("--node-rank", metavar="K", help="Number of this machine, from 0.")]
+MasterAddr = Annotated[str | None, typer.Option("--master-addr", metavar="HOST", help="Address of machine 0.")]
+MasterPort = Annotated[int | None, typer.Option("--master-port", metavar="PORT", help="Port on machine 0.")]
+RdzvEndpoint = Annotated[
+    str | None, typer.Option("--rdzv-endpoint", metavar="HOST:PORT", help="Where machines meet, instead of the above.")
+]
+MaxRestarts = Annotated[int, typer.Option("--max-restarts", metavar="N", help="Restart all ranks so often.")]
+
+
+@app.callback(invoke_without_command=True)
+def options(version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False) -> None:
+    if version:
+        print(f"lockstep {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def train(
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML file, or a built-in recipe's name.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[key=value]...", help="Settings by dotted path: optim.lr=1e-3")
+    ] = None,
+    nproc: Nproc = None,
+    run: Annotated[Path | None, typer.Option("--run", metavar="DIR", help="Run folder; default runs/CONFIG.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A smoke run of seconds: few steps, little data.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print events as JSON lines.")] = False,
+    nnodes: Nnodes = None,
+    node_rank: NodeRank = None,
+    master_addr: MasterAddr = None,
+    master_port: MasterPort = None,
+    rdzv_endpoint: RdzvEndpoint = None,
+    max_restarts: MaxRestarts = 0,
+) -> None:
+    """Train a config or a built-in recipe.
+
+    lockstep train digits -n 2
+    lockstep train mine.yaml optim.lr=1e-3 epochs=5
+    """
+    from lockstep.recipes.registry import load_recipe
+
+    changes = [*(overrides or []), *(["quick=true"] if quick else [])]
+    folder = run or Path("runs") / (Path(config).stem + ("-quick" if quick else ""))
+    recipe, settings = load_recipe(config, changes)  # in every process: a mistake stops the first, before the others start
+    if environment.role(nproc is not None) == "agent":
+        plan = _plan(nproc, nnodes, node_rank, master_addr, master_port, rdzv_endpoint, max_restarts)
+        modes = [*(["--quiet"] if quiet else []), *(["--json"] if as_json else [])]
+        raise typer.Exit(start(plan, ["-m", "lockstep", "train", config, *changes, "--run", str(folder), *modes]))
+    _train_here(recipe, settings, folder, quiet, as_json)
+
+
+@app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
+def run(
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A Python script, or a module with -m.")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="The script's own.")] = None,
+    nproc: Nproc = None,
+    module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is a module's name.")] = False,
+    nnodes: Nnodes = None,
+    node_rank: NodeRank = None,
+    master_addr: MasterAddr = None,
+    master_port: MasterPort = None,
+    rdzv_endpoint: RdzvEndpoint = None,
+    max_restarts: MaxRestarts = 0,
+) -> None:
+    """Launch any script on several processes, supervised.
+
+    lockstep run -n 4 train.py --epochs 10
+    """
+    target = [*(["-m"] if module else []), script, *(arguments or [])]
+    if environment.role(nproc is not None) == "agent":
+        plan = _plan(nproc, nnodes, node_rank, master_addr, master_port, rdzv_endpoint, max_restarts)
+        raise typer.Exit(start(plan, target))
+    run_target(target)
+
+
+def main() -> None:
+    """Run the command; a deliberate error is one line on stderr and its exit code."""
+    try:
+        app()
+    except LockstepError as error:
+        if environment.failure_report_path() is not None:
+            raise  # a worker's error: its agent tells, once for all ranks
+        fail(error)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_STOPPED)
+
+
+def fail(error: LockstepError) -> NoReturn:
+    for line in str(error).splitlines():
+        print(f"lockstep: {line}", file=sys.stderr)
+    sys.exit(error.exit_code)
+
+
+def _train_here(recipe: "Recipe", settings: "Config", folder: Path, quiet: bool, as_json: bool) -> None:
+    """Be one process of the training: alone, or a worker of whoever started us."""
+    import torch
+
+    from lockstep.events.run_folder import RunFolder
+    from lockstep.observe.console import console_for
+    from lockstep.train.run import train_recipe
+    from lockstep.world.setup import cleanup_distributed, setup_distributed
+
+    torch.set_num_threads(settings.threads)
+    try:
+        world = setup_distributed(backend=settings.ddp_backend, timeout_s=settings.timeout_s, device=settings.device)
+        sinks = console_for(quiet=quiet, as_json=as_json) if world.is_main else []
+        train_recipe(recipe, settings, world, RunFolder(folder), sinks)
+    finally:
+        cleanup_distributed()
+
+
+def _plan(nproc: str | None, *others: Any) -> LaunchPlan:
+    if nproc is None or nproc == "auto":
+        return LaunchPlan("auto", *others)
+    if not nproc.isdecimal():
+        raise UserError(f"-n {nproc}: expected a whole number, or auto")
+    return LaunchPlan(int(nproc), *others)

@@ -1,0 +1,240 @@
+"""One YAML text as values with their places. The text is data: bounded, never code, and nothing in it is guessed.
+
+Plain words follow YAML 1.2: only true and false are booleans (`no` is text), `3e-4` is a number, a date is text.
+"""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import yaml
+from yaml.reader import ReaderError
+
+from lockstep.config.value import KeyPath, Value, dotted, printable, shortened
+from lockstep.errors import ConfigError
+
+MAX_BYTES = 1 << 20
+MAX_NODES = 100_000  # with every alias written out: a few lines of aliases to aliases can stand for billions of values
+MAX_DEPTH = 64
+MAX_DIGITS = 400  # more than any float has; the cost of reading an integer grows faster than its length
+
+Place = Callable[[int], str]  # from a line's number to the words for it
+
+_CORE = "tag:yaml.org,2002:"
+_SEQUENCE = _CORE + "seq"
+_MAPPING = _CORE + "map"
+_TEXT = _CORE + "str"
+
+
+def _whole_number(text: str) -> int:
+    return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+
+
+def _number(text: str) -> float:
+    return float(re.sub(r"\.(?=[in])", "", text.lower()))  # YAML writes .inf and .nan, Python without the dot
+
+
+class Word(NamedTuple):
+    """A kind of plain word: how it begins, what it looks like, what it means."""
+
+    tag: str
+    first: str
+    pattern: re.Pattern[str]
+    read: Callable[[str], bool | int | float | None]
+
+
+_SIGNED = r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
+_ENDLESS = r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
+
+# In the order in which a plain word is tried; what is none of these is text.
+WORDS = (
+    Word(_CORE + "null", "~nN", re.compile(r"(?:~|null|Null|NULL|)\Z"), lambda _: None),
+    Word(_CORE + "bool", "tTfF", re.compile(r"(?:true|True|TRUE|false|False|FALSE)\Z"), lambda text: text[0] in "tT"),
+    Word(_CORE + "int", "-+0123456789", re.compile(r"(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)\Z"), _whole_number),
+    Word(_CORE + "float", "-+.0123456789", re.compile(rf"(?:{_SIGNED}|{_ENDLESS})\Z"), _number),
+)
+_BY_TAG = {word.tag: word for word in WORDS}
+
+
+def read_text(path: Path) -> str:
+    """The file's text, or one line that says why it has none."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        problem = "no such file"
+    except IsADirectoryError:
+        problem = "a folder, not a file"
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror}"
+    except ValueError:  # a NUL character in the path
+        problem = "not the path of a file"
+    else:
+        if len(data) > MAX_BYTES:
+            problem = f"larger than {MAX_BYTES >> 20} MiB: not a config"
+        elif b"\0" in data:
+            problem = "not a text file"
+        else:
+            try:
+                return data.decode("utf-8-sig")
+            except UnicodeDecodeError:
+                problem = "not a text file (UTF-8)"
+    raise ConfigError([f"{printable(str(path))}: {problem}"])
+
+
+def parse(text: str, place: Place, path: KeyPath = ()) -> Value | None:
+    """The value that `text` describes, or None where it holds nothing; `path` is where the value will stand."""
+    prefix = f"{dotted(path)}: " if path else ""
+
+    def refuse(line: int, problem: str) -> NoReturn:
+        raise ConfigError([f"{place(line)}: {prefix}{problem}"]) from None
+
+    try:
+        loader = _Loader(text, len(path), refuse)
+    except ReaderError as error:
+        refuse(text.count("\n", 0, error.position) + 1, f"not text: character U+{error.character:04X}")
+    try:
+        node = loader.get_node() if loader.check_node() else None
+        if loader.check_node():
+            refuse(loader.next_line, "a second document begins here; a config is one document")
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        words = " ".join(f"{error.problem or ''} {error.context or ''}".split())
+        words = re.sub("alias '.*?'", "alias", words)  # it may be a password that begins with *
+        refuse(mark.line + 1 if mark else 1, f"not valid YAML: {printable(words)}")
+    except (ValueError, OverflowError):
+        # PyYAML passes on what Python says of an escape such as "\UFFFFFFFF", which is not a character.
+        refuse(loader.get_mark().line + 1, "not valid YAML: an escape sequence that is not a character")
+    if node is None:
+        return None
+    builder = _Builder(place, refuse)
+    value = builder.build(node, path, place(_line(node)))
+    if builder.problems:
+        raise ConfigError(builder.problems)
+    return value
+
+
+def read_mapping(text: str, source: str) -> Value:
+    """The mapping at the top of a file; an empty file is an empty one."""
+    value = parse(text, lambda line: f"{source}:{line}")
+    if value is None or value.content is None:
+        return Value({}, source)
+    if not isinstance(value.content, dict):
+        kind = "a list" if isinstance(value.content, list) else "a single value"
+        raise ConfigError([f"{value.origin}: expected `key: value` lines at the top level, got {kind}"])
+    return Value(value.content, source)
+
+
+def _line(node: yaml.Node) -> int:
+    return int(node.start_mark.line) + 1
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's scanner and composer under YAML 1.2's words, with bounds that hold while the tree is composed."""
+
+    def __init__(self, text: str, depth: int, refuse: Callable[[int, str], NoReturn]) -> None:
+        super().__init__(text)
+        self._depth = depth
+        self._num_nodes = 0
+        self._refuse = refuse
+
+    @property
+    def next_line(self) -> int:
+        return int(self.peek_event().start_mark.line) + 1  # type: ignore[no-untyped-call]
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self._num_nodes += 1
+        if self._num_nodes > MAX_NODES:
+            self._refuse(self.next_line, f"more than {MAX_NODES:,} values")
+        if self._depth > MAX_DEPTH:
+            self._refuse(self.next_line, f"nested deeper than {MAX_DEPTH} levels")
+        self._depth += 1
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self._depth -= 1
+
+
+_Loader.yaml_implicit_resolvers = {}  # its own, in place of YAML 1.1's
+for _word in WORDS:
+    _Loader.add_implicit_resolver(_word.tag, _word.pattern, list(_word.first))
+_Loader.add_implicit_resolver(_CORE + "null", _BY_TAG[_CORE + "null"].pattern, [""])
+
+
+class _Builder:
+    """Turns composed nodes into values and collects what is wrong with them."""
+
+    def __init__(self, place: Place, refuse: Callable[[int, str], NoReturn]) -> None:
+        self.problems: list[str] = []
+        self._place = place
+        self._refuse = refuse
+        self._num_nodes = 0
+        self._open: set[int] = set()  # nodes being built: meeting one again means that it contains itself
+
+    def build(self, node: yaml.Node, path: KeyPath, origin: str) -> Value:
+        self._num_nodes += 1
+        if self._num_nodes > MAX_NODES:
+            self._refuse(_line(node), f"more than {MAX_NODES:,} values once its aliases are written out")
+        if len(path) > MAX_DEPTH:
+            self._refuse(_line(node), f"nested deeper than {MAX_DEPTH} levels once its aliases are written out")
+        if id(node) in self._open:
+            self._refuse(_line(node), "an alias inside the value that it stands for")
+        self._open.add(id(node))
+        try:
+            return Value(self._content(node, path), origin)
+        finally:
+            self._open.discard(id(node))
+
+    def _content(self, node: yaml.Node, path: KeyPath) -> Any:
+        if isinstance(node, yaml.MappingNode) and node.tag == _MAPPING:
+            return self._mapping(node, path)
+        if isinstance(node, yaml.SequenceNode) and node.tag == _SEQUENCE:
+            return [self.build(item, (*path, n), self._place(_line(item))) for n, item in enumerate(node.value)]
+        if isinstance(node, yaml.ScalarNode) and (node.tag == _TEXT or node.tag in _BY_TAG):
+            return self._scalar(node, path)
+        # A word with one exclamation mark may be a password that begins with it.
+        tag = shortened(printable(node.tag.replace(_CORE, "!!"))) if node.tag.startswith(_CORE) else "!…"
+        self._problem(node, path, f"the tag {tag} is not allowed here; a config holds plain values only")
+        return None
+
+    def _mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Value]:
+        content: dict[str, Value] = {}
+        lines: dict[str, int] = {}
+        for key_node, value_node in node.value:
+            key = key_node.value
+            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag != _TEXT:
+                word = shortened(printable(key)) if isinstance(key, str) else "a list or mapping"
+                self._problem(key_node, path, f"a key must be text, got {word}; write it in quotes")
+            elif key == "<<" and key_node.style is None:
+                self._problem(key_node, path, "merge keys (<<) are not supported; name the file to build on in `base:`")
+            elif key in content:
+                self._problem(key_node, (*path, key), f"duplicate key, first given on line {lines[key]}")
+            else:
+                self._check_text(key_node, path)
+                lines[key] = _line(key_node)
+                content[key] = self.build(value_node, (*path, key), self._place(lines[key]))
+        return content
+
+    def _scalar(self, node: yaml.ScalarNode, path: KeyPath) -> bool | int | float | str | None:
+        text: str = node.value
+        if node.tag == _TEXT:
+            self._check_text(node, path)
+            return text
+        word = _BY_TAG[node.tag]
+        if not word.pattern.match(text):
+            self._problem(node, path, f"not a value for the tag {node.tag.replace(_CORE, '!!')}")
+        elif len(text) > MAX_DIGITS:
+            self._problem(node, path, f"a number of more than {MAX_DIGITS} characters")
+        else:
+            return word.read(text)
+        return None
+
+    def _check_text(self, node: yaml.ScalarNode, path: KeyPath) -> None:
+        # Half of a surrogate pair can be escaped in YAML but never written to a file again.
+        if any("\ud800" <= character <= "\udfff" for character in node.value):
+            self._problem(node, path, "half of a surrogate pair is not a character")
+
+    def _problem(self, node: yaml.Node, path: KeyPath, problem: str) -> None:
+        prefix = f"{dotted(path)}: " if path else ""
+        self.problems.append(f"{self._place(_line(node))}: {prefix}{problem}")

@@ -1,0 +1,67 @@
+"""A checked config as text: for the run folder, for its identity, and for telling two apart."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+
+from lockstep.config.document import WORDS
+from lockstep.config.value import KeyPath, Plain, dotted, shown
+
+ABSENT = "(absent)"
+
+
+def dump(config: BaseModel) -> str:
+    """YAML that reads back as an equal config, keys in the schema's order. Private values stay references."""
+    return yaml.dump(_plain(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+def digest(config: BaseModel) -> str:
+    """sha256, in hex, of the resolved values as JSON with sorted keys: the order in a file does not matter."""
+    return hashlib.sha256(_canonical(_plain(config)).encode()).hexdigest()
+
+
+def difference(a: BaseModel, b: BaseModel) -> list[str]:
+    """One line for each key whose values differ, as in `optim.lr: 0.001 → 0.003`; empty where the digests agree."""
+    before, after = dict(_leaves(_plain(a))), dict(_leaves(_plain(b)))
+    return [
+        f"{dotted(path)}: {_side(before, path)} → {_side(after, path)}"
+        for path in dict.fromkeys([*before, *after])
+        if path not in before or path not in after or _canonical(before[path]) != _canonical(after[path])
+    ]
+
+
+def _plain(config: BaseModel) -> dict[str, Plain]:
+    values: dict[str, Plain] = config.model_dump(mode="json", by_alias=True)
+    return values
+
+
+def _canonical(value: Plain) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def _leaves(value: Plain, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Plain]]:
+    """What is compared as one: everything but mappings with keys. Lists are, since an insertion moves all items."""
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from _leaves(item, (*path, key))
+    else:
+        yield path, value
+
+
+def _side(leaves: dict[KeyPath, Plain], path: KeyPath) -> str:
+    return shown(leaves[path]) if path in leaves else ABSENT
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that YAML 1.1 or 1.2 would read as something else, so that every reader agrees on the file."""
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
+        return True
+
+
+for _word in WORDS:
+    _Dumper.add_implicit_resolver(_word.tag, _word.pattern, list(_word.first))

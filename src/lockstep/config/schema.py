@@ -1,0 +1,164 @@
+"""The schema of a training config, and the field types that schemas are written with.
+
+class MyConfig(lockstep.Config):
+    width: Count = 64
+
+config = MyConfig.from_file("run.yaml", ["optim.lr=1e-3"])
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetPydanticSchema,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from lockstep.config.draft import Builtin, read
+
+_LARGEST = 2**63 - 1  # what a tensor of indices can hold
+_FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+
+class Frozen(BaseModel):
+    """A part of a config: it cannot be changed, and a key that it does not have is an error."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        validate_by_name=True,  # in Python; a file knows a field by its alias only
+        validate_by_alias=True,
+        hide_input_in_errors=True,  # an error raised from Python must not show private text either
+        ser_json_inf_nan="constants",
+        protected_namespaces=(),  # `model` is a good name for a field
+    )
+
+
+def _read_whole(value: Any) -> Any:
+    """Lets 1e3 through as 1000, and nothing else that is not a whole number already."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise PydanticCustomError("whole_number", "expected a whole number")
+    if abs(value) > _LARGEST:
+        raise PydanticCustomError("out_of_range", "expected a whole number below 2⁶³")
+    return value
+
+
+def _read_flag(value: Any) -> Any:
+    if isinstance(value, str):
+        value = _FLAGS.get(value.lower(), value)
+    if not isinstance(value, bool):
+        raise PydanticCustomError("bool_type", "expected true or false")
+    return value
+
+
+Whole = Annotated[int, Field(ge=0), BeforeValidator(_read_whole)]
+"""A whole number, 0 or greater; 1e3 is 1000."""
+Count = Annotated[int, Field(gt=0), BeforeValidator(_read_whole)]
+"""A whole number greater than 0; 1e3 is 1000."""
+Flag = Annotated[bool, BeforeValidator(_read_flag)]
+"""true or false; also yes, no, on, off, in any case. Numbers are not flags."""
+Positive = Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)]
+"""A finite number greater than 0."""
+NonNegative = Annotated[float, Field(ge=0, strict=True, allow_inf_nan=False)]
+"""A finite number, 0 or greater."""
+
+
+def _freeze(value: Any) -> Any:
+    if isinstance(value, dict):
+        return Section.model_validate(value)
+    if isinstance(value, list | tuple):
+        return tuple(map(_freeze, value))
+    return value
+
+
+class Section(Frozen):
+    """A free-form part of a config: any keys, read as attributes (`config.model.encoder.width`), frozen all the way."""
+
+    model_config = ConfigDict(extra="allow")
+
+    __pydantic_extra__: dict[str, Annotated[Any, AfterValidator(_freeze)]]
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **values: Any) -> None: ...
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    @model_validator(mode="after")
+    def _refuse_hidden_keys(self) -> Self:
+        for name in self.model_extra or {}:
+            if name in dir(Section):  # the attribute would be found first, and silently
+                raise PydanticCustomError("hidden_key", "the key {name} is taken; choose another", {"name": name})
+        return self
+
+
+# Any to a type checker, so that a subclass may narrow the field to a Frozen class of its own.
+FreeForm = Annotated[Any, GetPydanticSchema(lambda _source, handler: handler(Section))]
+
+
+def _require_one(value: int | None, info: ValidationInfo, other: str, names: str) -> int | None:
+    """Exactly one of two fields is given. A field's validator, not the model's: it runs beside other faults."""
+    if other in info.data and (value is None) == (info.data[other] is None):
+        raise PydanticCustomError("exactly_one", "give exactly one of {names}", {"names": names})
+    return value
+
+
+class BatchConfig(Frozen):
+    """The batch of a step, said in one of two ways."""
+
+    # Not `alias`: a type checker would then want the keyword argument `global`, which Python cannot write.
+    global_batch: Count | None = Field(None, validation_alias="global", serialization_alias="global")
+    per_device: Count | None = Field(None, validate_default=True)
+
+    @field_validator("per_device")
+    @classmethod
+    def _one_size(cls, value: int | None, info: ValidationInfo) -> int | None:
+        return _require_one(value, info, "global_batch", "global and per_device")
+
+
+class OptimConfig(Frozen):
+    name: Literal["sgd", "adam", "adamw"] = "adamw"
+    lr: Positive = 1e-3
+    weight_decay: NonNegative = 0.0
+    momentum: NonNegative = 0.9  # sgd only
+
+
+class Config(Frozen):
+    """A training run. Recipes and users subclass it, and narrow `model` and `data` to Frozen classes of their own."""
+
+    recipe: str
+    seed: Whole = 0
+    epochs: Count | None = None  # or steps
+    steps: Count | None = Field(None, validate_default=True)
+    batch: BatchConfig
+    optim: OptimConfig = OptimConfig()
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    threads: Count = 1  # per process; never derived from the number of processes
+    use_ddp: Flag = True
+    ddp_backend: Literal["auto", "nccl", "gloo"] = "auto"
+    timeout_s: Positive = 600.0
+    log_every: Count = 10  # steps
+    quick: Flag = False  # a smoke run: few steps, little data
+    model: FreeForm = Section()
+    data: FreeForm = Section()
+
+    @field_validator("steps")
+    @classmethod
+    def _one_length(cls, value: int | None, info: ValidationInfo) -> int | None:
+        return _require_one(value, info, "epochs", "epochs and steps")
+
+    @classmethod
+    def from_file(cls, path: str | Path, overrides: Iterable[str] = (), *, builtin: Builtin | None = None) -> Self:
+        """The config in a YAML file with `key=value` overrides; all that is wrong with it in one ConfigError."""
+        return read(path, overrides, builtin=builtin).check(cls)

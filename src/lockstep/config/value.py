@@ -1,0 +1,98 @@
+"""Plain values that remember where they were written, so that a fault found later can name its file and line."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+Plain: TypeAlias = "bool | int | float | str | list[Plain] | dict[str, Plain] | None"
+KeyPath: TypeAlias = tuple[str | int, ...]
+
+MAX_SHOWN = 60  # characters of anything quoted in a message
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A value as written in a config; inside lists and mappings every part has its own origin."""
+
+    content: "bool | int | float | str | list[Value] | dict[str, Value] | None"
+    origin: str
+
+    def plain(self) -> Plain:
+        if isinstance(self.content, dict):
+            return {key: value.plain() for key, value in self.content.items()}
+        if isinstance(self.content, list):
+            return [value.plain() for value in self.content]
+        return self.content
+
+    def child(self, step: str | int) -> "Value | None":
+        if isinstance(self.content, dict) and isinstance(step, str):
+            return self.content.get(step)
+        if isinstance(self.content, list) and isinstance(step, int) and step < len(self.content):
+            return self.content[step]
+        return None
+
+    def nearest(self, path: KeyPath) -> "Value":
+        """The value at `path` or, where nothing was written there, the innermost one around it."""
+        value = self
+        for step in path:
+            child = value.child(step)
+            if child is None:
+                break
+            value = child
+        return value
+
+    def leaves(self, path: KeyPath = ()) -> Iterator[tuple[KeyPath, "Value"]]:
+        if isinstance(self.content, dict):
+            for key, value in self.content.items():
+                yield from value.leaves((*path, key))
+        elif isinstance(self.content, list):
+            for index, value in enumerate(self.content):
+                yield from value.leaves((*path, index))
+        else:
+            yield path, self
+
+    def merge(self, later: "Value") -> "Value":
+        """Lay `later` over this: mappings are joined key by key, anything else is replaced."""
+        if not (isinstance(self.content, dict) and isinstance(later.content, dict)):
+            return later
+        joined = dict(self.content)
+        for key, value in later.content.items():
+            joined[key] = joined[key].merge(value) if key in joined else value
+        return Value(joined, later.origin)
+
+
+def dotted(path: KeyPath) -> str:
+    """`("optim", "betas", 0)` as people write it: `optim.betas[0]`."""
+    text = ""
+    for step in path:
+        if isinstance(step, int):
+            text += f"[{step}]"
+        else:
+            text += ("." if text else "") + shortened(printable(step))
+    return text
+
+
+def shown(value: Plain) -> str:
+    """A value as YAML spells it, on one line and short."""
+    return shortened(_spelled(value))
+
+
+def printable(text: str) -> str:
+    """The text on one line, without characters that move a terminal's cursor."""
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
+def shortened(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"
+
+
+def _spelled(value: Plain) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_spelled, value)) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{printable(key)}: {_spelled(item)}" for key, item in value.items()) + "}"
+    return repr(value)

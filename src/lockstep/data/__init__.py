@@ -1,0 +1,1 @@
+"""Which samples a process sees, and in what order."""

@@ -1,0 +1,35 @@
+"""Everything lockstep says to its user on purpose.
+
+A `LockstepError` is shown as its message alone, without a traceback, and ends the command with its exit code.
+Anything else that is raised is a defect, in lockstep or in the user's code, and keeps its traceback.
+"""
+
+from collections.abc import Sequence
+
+EXIT_USER = 2  # the user's mistake
+EXIT_FAILED = 3  # training failed
+EXIT_STOPPED = 75  # stopped on request
+
+
+class LockstepError(Exception):
+    """Base of all deliberate errors; `exit_code` is what the command returns."""
+
+    exit_code = EXIT_FAILED
+
+
+class UserError(LockstepError):
+    """Something the user can put right before anything has started."""
+
+    exit_code = EXIT_USER
+
+
+class ConfigError(UserError):
+    """One or more faults in a config, all found at once; one line each."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = tuple(problems)
+
+
+class WorldError(UserError):
+    """The launcher's variables are missing or contradict each other, or the processes cannot meet."""

@@ -1,0 +1,54 @@
+"""Append-only files of one JSON object a line, and how to read them while they grow."""
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from lockstep.events.event import Event
+
+_MAX_LINE_BYTES = 2**20
+
+
+class JsonLines:
+    """A sink that appends. One write call a line, so that a kill leaves at most the last line torn."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("ab", buffering=0)
+        if path.stat().st_size and not _ends_with_newline(path):
+            self._file.write(b"\n")  # a kill tore the last line: keep ours apart from it
+
+    def emit(self, event: Event) -> None:
+        self._file.write(json.dumps(event, allow_nan=False).encode() + b"\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The whole objects of a file; torn, overlong and foreign lines are passed over."""
+    with path.open("rb") as file:
+        while line := file.readline(_MAX_LINE_BYTES):
+            try:
+                value = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(value, dict):
+                yield value
+
+
+def newest_attempts(events: Iterable[Event]) -> list[Event]:
+    """After a kill steps repeat: keep, for each (kind, step), what the highest attempt said, in order of step."""
+    newest: dict[tuple[str, int], Event] = {}
+    for event in events:
+        key = (event["kind"], event["step"])
+        if key not in newest or event["attempt"] >= newest[key]["attempt"]:
+            newest[key] = event
+    return sorted(newest.values(), key=lambda event: (event["step"], event["t"]))
+
+
+def _ends_with_newline(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, 2)
+        return file.read(1) == b"\n"

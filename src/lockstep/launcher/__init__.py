@@ -1,0 +1,1 @@
+"""One agent per machine: start the processes, watch them, explain how they ended."""

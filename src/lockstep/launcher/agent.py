@@ -1,0 +1,137 @@
+"""The agent of one machine: torch's elastic agent, with our store, our worker module and our words for a failure."""
+
+import logging
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+from lockstep.config import environment
+from lockstep.config.environment import Node, is_loopback
+from lockstep.errors import EXIT_STOPPED
+from lockstep.launcher.failure import RankEnd, Verdict, explain, read_report
+from lockstep.launcher.rendezvous import FreshStoreRendezvous
+from lockstep.launcher.store import loopback_interface
+
+_POLL_INTERVAL_S = 0.1
+
+
+def count_devices() -> int:
+    """How many processes `-n auto` means: one per GPU, or one per core that this process may use."""
+    if torch.cuda.is_available():
+        return torch.cuda.device_count()
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def run_agent(
+    command: Sequence[str], nproc: int, node: Node, *, max_restarts: int = 0, rdzv_endpoint: str | None = None
+) -> int:
+    """Run `command` on `nproc` processes until all are done or one fails; return the exit code."""
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
+        spec = WorkerSpec(
+            role="default",
+            local_world_size=nproc,
+            entrypoint=command[0],
+            args=tuple(command[1:]),
+            rdzv_handler=_rendezvous(node, rdzv_endpoint),
+            max_restarts=max_restarts,
+            monitor_interval=_POLL_INTERVAL_S,
+        )
+        agent = _Agent(spec, Path(folder), say=lambda text: print(f"lockstep: {text}", file=sys.stderr, flush=True))
+        with _quiet_elastic(), _signal_handlers_restored(), environment.exported(_for_workers(node, folder)):
+            try:
+                result = agent.run()
+            except SignalException as stop:
+                agent.say(f"stopped on request ({stop.sigval.name})")
+                return EXIT_STOPPED
+    if result is None or result.is_failed():
+        return agent.verdict.exit_code if agent.verdict else EXIT_STOPPED
+    return 0
+
+
+class _Agent(LocalElasticAgent):
+    """Sees each rank's end as it happens: afterwards the elastic agent has stopped the rest, and all look alike."""
+
+    def __init__(self, spec: WorkerSpec, failure_folder: Path, say: Callable[[str], None]) -> None:
+        super().__init__(spec, DefaultLogsSpecs(log_dir=os.devnull))
+        self.say = say
+        self.verdict: Verdict | None = None
+        self._failure_folder = failure_folder
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        exit_codes = self._exit_codes()
+        result = super()._monitor_workers(worker_group)
+        if result.is_failed():
+            self.verdict = self._explain(worker_group, exit_codes)
+            self.say(self.verdict.text)
+            if self._remaining_restarts > 0:
+                self.say(f"restarting all ranks ({self._remaining_restarts} restarts left)")
+        return result
+
+    def _exit_codes(self) -> dict[int, int | None]:
+        """Exit code by local rank, None while it runs, before the elastic agent reacts to any of them."""
+        assert self._pcontext is not None
+        return {local_rank: h.proc.poll() for local_rank, h in self._pcontext.subprocess_handlers.items()}
+
+    def _explain(self, worker_group: WorkerGroup, exit_codes: dict[int, int | None]) -> Verdict:
+        ends = []
+        for worker in worker_group.workers:
+            path = self._failure_folder / f"rank-{worker.global_rank}.json"
+            ends.append(RankEnd(worker.global_rank, exit_codes[worker.local_rank], read_report(path)))
+            path.unlink(missing_ok=True)
+        return explain(ends, worker_group.workers[0].world_size)
+
+
+def _rendezvous(node: Node, endpoint: str | None) -> RendezvousHandler:
+    if endpoint is None:
+        return FreshStoreRendezvous(node)
+    parameters = RendezvousParameters("c10d", endpoint, run_id="lockstep", min_nodes=node.count, max_nodes=node.count)
+    return get_rendezvous_handler(parameters)
+
+
+def _for_workers(node: Node, failure_folder: str) -> dict[str, str]:
+    variables = {
+        environment.AGENT_PID: str(os.getpid()),
+        environment.FAILURE_FOLDER: failure_folder,
+        # A constant, never cores / processes: the number of threads changes the bits of a sum.
+        "OMP_NUM_THREADS": str(environment.threads_per_process()),
+    }
+    if is_loopback(node.master_addr):
+        variables |= environment.pin_to_loopback(loopback_interface())
+    return variables
+
+
+@contextmanager
+def _quiet_elastic() -> Iterator[None]:
+    """The elastic agent's own log repeats what our verdict says better."""
+    elastic = logging.getLogger("torch.distributed.elastic")
+    silence = logging.NullHandler()
+    elastic.addHandler(silence)
+    elastic.propagate = False
+    try:
+        yield
+    finally:
+        elastic.propagate = True
+        elastic.removeHandler(silence)
+
+
+@contextmanager
+def _signal_handlers_restored() -> Iterator[None]:
+    """The elastic agent installs handlers for good; a script that called `launch` wants its own back."""
+    names = [name for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT") if hasattr(signal, name)]
+    before = {name: signal.getsignal(getattr(signal, name)) for name in names}
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(getattr(signal, name), handler)

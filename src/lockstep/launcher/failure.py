@@ -1,0 +1,116 @@
+"""Who failed first, who merely suffered from it, and how to say so.
+
+When one rank dies the others soon fail too, in whatever collective they were in, and often louder. The cause is found
+from how each rank ended and from the reports that failing workers leave (`lockstep.launcher.worker`).
+"""
+
+import json
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep.errors import EXIT_FAILED
+
+_MAX_REPORT_BYTES = 2**20
+
+# A process ends with these by its own fault or the kernel's; SIGABRT is also how a C++ runtime dies of a lost peer.
+_VIOLENT_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a failing worker wrote about itself."""
+
+    time: float
+    error: str
+    traceback: str
+    deliberate: bool
+    exit_code: int | None
+    communication: bool
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """How one rank ended: by itself with `exit_code` (negative: a signal), or, with None, stopped by the agent."""
+
+    rank: int
+    exit_code: int | None
+    report: Report | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    exit_code: int
+    text: str
+
+
+def read_report(path: Path) -> Report | None:
+    """A worker's report, or None if it left none that can be read."""
+    try:
+        with path.open("rb") as file:
+            data: Any = json.loads(file.read(_MAX_REPORT_BYTES))
+        return Report(**data)
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def explain(ends: Sequence[RankEnd], world_size: int) -> Verdict:
+    """Name the cause first and its victims in one line."""
+    cause = min(ends, key=_suspicion)
+    others = [end for end in ends if end is not cause]
+    if cause.report is not None and cause.report.deliberate:
+        same = [end for end in others if end.report is not None and end.report.error == cause.report.error]
+        _, _, message = cause.report.error.partition(": ")
+        where = "" if len(same) == len(others) else f"rank {cause.rank}: "
+        return Verdict(cause.report.exit_code or EXIT_FAILED, where + message)
+    lines = [f"rank {cause.rank} of {world_size} failed, the cause: {_cause_in_words(cause)}"]
+    if cause.report is not None:
+        lines.append(cause.report.traceback.rstrip())
+    victims = [f"rank {end.rank} ({_suffering_in_words(end)})" for end in sorted(others, key=lambda end: end.rank)]
+    if victims:
+        lines.append(f"its victims: {', '.join(victims)}")
+    return Verdict(EXIT_FAILED, "\n".join(lines))
+
+
+def _suspicion(end: RankEnd) -> tuple[int, float]:
+    """The smaller, the likelier the cause; the earliest report decides among equals."""
+    report = end.report
+    if report is not None:
+        return (4 if report.communication else 1), report.time
+    if end.exit_code is None:
+        return 5, 0.0
+    if -end.exit_code in _VIOLENT_SIGNALS:
+        return 0, 0.0
+    # A rank that left early without a word makes the others fail as surely as one that crashed.
+    return (2 if end.exit_code != 0 else 3), 0.0
+
+
+def _cause_in_words(end: RankEnd) -> str:
+    if end.report is not None:
+        return end.report.error
+    if end.exit_code is None:
+        return "no rank left word; all were stopped"
+    if end.exit_code < 0:
+        return f"killed by {_signal_name(-end.exit_code)}"
+    if end.exit_code == 0:
+        return "it finished early (exit code 0) while others still waited for it"
+    return f"exited with code {end.exit_code}"
+
+
+def _suffering_in_words(end: RankEnd) -> str:
+    if end.report is not None:
+        return "lost contact" if end.report.communication else f"then raised {end.report.error[:120]}"
+    if end.exit_code is None:
+        return "stopped"
+    if end.exit_code < 0:
+        return f"ended by {_signal_name(-end.exit_code)}"
+    return "finished" if end.exit_code == 0 else f"exited with code {end.exit_code}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,60 @@
+"""The key-value store at which the processes of a job meet, held at exactly the address we say."""
+
+import errno
+import socket
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from lockstep.config.environment import is_loopback
+from lockstep.errors import WorldError
+
+
+def hold_store(address: str, port: int, timeout: timedelta) -> dist.TCPStore:
+    """Host a store; `port=0` takes a free one, which the returned store names."""
+    listener = _listen(address, port)
+    return dist.TCPStore(
+        address,
+        listener.getsockname()[1],
+        is_master=True,
+        timeout=timeout,
+        wait_for_workers=False,
+        # Left to itself the store listens on every interface; a socket we bound listens where we say.
+        master_listen_fd=listener.detach(),
+    )
+
+
+def reach_store(address: str, port: int, timeout: timedelta, who: str) -> dist.TCPStore:
+    """Connect to a store somebody else holds, waiting until it is there."""
+    try:
+        return dist.TCPStore(address, port, is_master=False, timeout=timeout)
+    except RuntimeError as error:  # the common base of torch's network and store errors
+        raise WorldError(
+            f"{who} cannot reach the job's store at {address}:{port} (MASTER_ADDR, MASTER_PORT) within "
+            f"{timeout.total_seconds():g} s: {str(error).splitlines()[0][:200]}"
+        ) from None
+
+
+def loopback_interface() -> str:
+    """The name of this machine's loopback interface: `lo` on Linux, `lo0` on a Mac."""
+    names = [name for _, name in socket.if_nameindex()]
+    return next((name for name in ("lo", "lo0") if name in names), "lo")
+
+
+def _listen(address: str, port: int) -> socket.socket:
+    try:
+        return _listen_at(address, port)
+    except socket.gaierror:
+        raise WorldError(f"MASTER_ADDR={address} is not a known host: check its spelling and your DNS") from None
+    except OSError as error:
+        # A cluster's service address is not an interface of this machine: listen on all, as asked for several machines.
+        if error.errno == errno.EADDRNOTAVAIL and not is_loopback(address):
+            return _listen_at("", port)
+        raise WorldError(
+            f"cannot listen on {address}:{port} ({error.strerror}): set MASTER_PORT to another port"
+        ) from None
+
+
+def _listen_at(address: str, port: int) -> socket.socket:
+    family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0] if address else socket.AF_INET
+    return socket.create_server((address, port), family=family, backlog=1024)

@@ -1,0 +1,1 @@
+"""Metrics that are exact over ranks: sums and counts, never means of means."""

@@ -1,0 +1,112 @@
+"""What a person sees while training: a progress bar on a terminal, plain lines elsewhere, or JSON for programs."""
+
+import json
+import sys
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from lockstep.events.event import Event, Sink
+
+
+def console_for(stream: TextIO = sys.stdout, *, quiet: bool = False, as_json: bool = False) -> list[Sink]:
+    """The sinks that show a run on `stream`: none when quiet."""
+    if as_json:
+        return [JsonConsole(stream)]
+    if quiet:
+        return []
+    return [ProgressConsole()] if stream.isatty() else [PlainConsole(stream)]
+
+
+class PlainConsole:
+    """One line an event, for logs and pipes."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def emit(self, event: Event) -> None:
+        print("\n".join(describe(event)), file=self._stream, flush=True)
+
+    def close(self) -> None:
+        pass
+
+
+class JsonConsole:
+    """The events themselves, one JSON object a line."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def emit(self, event: Event) -> None:
+        print(json.dumps(event), file=self._stream, flush=True)
+
+    def close(self) -> None:
+        pass
+
+
+class ProgressConsole:
+    """A live bar with the loss; evaluations scroll above it."""
+
+    def __init__(self) -> None:
+        self._console = Console(highlight=False)
+        self._progress = Progress(
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[loss]}"),
+            TimeRemainingColumn(),
+            console=self._console,
+        )
+        self._task = self._progress.add_task("training", total=None, loss="")
+
+    def emit(self, event: Event) -> None:
+        if event["kind"] == "step":
+            self._progress.update(self._task, completed=event["step"], loss=f"loss {_number(event['loss'])}")
+            return
+        for line in describe(event):
+            self._console.print(line, markup=False)
+        if event["kind"] == "start":
+            self._progress.update(self._task, total=event["total_steps"])
+            self._progress.start()
+        elif event["kind"] == "end":
+            self._progress.stop()
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+def describe(event: Event) -> list[str]:
+    """An event in words, as one or more lines."""
+    return _WORDS[event["kind"]](event) if event["kind"] in _WORDS else [f"{event['kind']} at step {event['step']}"]
+
+
+def _start(event: Event) -> list[str]:
+    lines = []
+    if event["backend"] is not None:
+        lines.append(f"Initialized DDP with {event['processes']} processes ({event['backend']}, {event['device']})")
+    if event["attempt"] > 1:
+        lines.append(f"attempt {event['attempt']} in this folder: training starts again from the first step")
+    lines.append(
+        f"{event['recipe']}: {event['parameters']:,} parameters on {event['device']}, "
+        f"effective batch {event['effective_batch']} = {event['processes']} × {event['per_device_batch']}, "
+        f"{event['total_steps']} steps → {event['folder']}"
+    )
+    return lines
+
+
+def _metrics(event: Event) -> str:
+    return "  ".join(f"{name} {_number(value)}" for name, value in event["metrics"].items())
+
+
+def _number(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.4f}"
+
+
+_WORDS = {
+    "start": _start,
+    "step": lambda event: [f"step {event['step']:>6}  loss {_number(event['loss'])}"],
+    "eval": lambda event: [f"step {event['step']:>6}  epoch {event['epoch']:>3}  test: {_metrics(event)}"],
+    "checkpoint": lambda event: [f"saved {event['path']}"],
+    "end": lambda event: [f"done after {event['step']} steps: {_metrics(event)}"],
+}

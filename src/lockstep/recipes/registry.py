@@ -1,0 +1,52 @@
+"""Recipes by name, and configs together with the recipe they name."""
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from lockstep.config.draft import read
+from lockstep.config.schema import Config
+from lockstep.errors import ConfigError
+from lockstep.train.recipe import Recipe
+
+_FOLDER = Path(__file__).parent
+
+
+def load_recipe(config: str, overrides: Sequence[str] = ()) -> tuple[Recipe, Config]:
+    """A recipe and its checked settings, from a YAML file or a built-in recipe's name."""
+    path = Path(config)
+    if not path.exists() and (builtin := default_config(config)) is not None:
+        path = builtin
+    elif not path.exists() and not path.suffix:
+        raise ConfigError([f"{config}: neither a file nor a built-in recipe ({', '.join(builtin_names())})"])
+    draft = read(path, overrides, builtin=default_config)
+    name = draft.values.get("recipe")
+    if not isinstance(name, str):
+        draft.check(Config)  # says what is wrong with it, and with everything else
+    recipe = find(str(name), draft.origin("recipe"))
+    return recipe, draft.check(recipe.config_class)
+
+
+def builtin_names() -> list[str]:
+    return sorted(path.parent.name for path in _FOLDER.glob("*/*.yaml"))
+
+
+def default_config(name: str) -> Path | None:
+    """The default YAML of a built-in recipe, or None if there is no such recipe."""
+    return _FOLDER / name / f"{name}.yaml" if name in builtin_names() else None
+
+
+def find(name: str, origin: str) -> Recipe:
+    """The recipe a config names: a built-in one, or `package.module:name` of the user's own."""
+    if name in builtin_names():
+        module, attribute = f"lockstep.recipes.{name}.recipe", "recipe"
+    else:
+        module, _, attribute = name.partition(":")
+    if not attribute:
+        known = ", ".join(builtin_names())
+        raise ConfigError([f"{origin}: recipe: expected {known} or package.module:name, got {name[:60]!r}"])
+    try:
+        recipe: Recipe = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError([f"{origin}: recipe: {name}: {error}"]) from None
+    return recipe

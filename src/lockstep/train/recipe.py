@@ -1,0 +1,34 @@
+"""What a recipe is: a model, its data, its loss and its metrics, with a config of its own."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from lockstep.config.schema import Config
+
+
+class Splits(NamedTuple):
+    train: Dataset[Any]
+    test: Dataset[Any]
+
+
+class Recipe(Protocol):
+    """Subclassing is optional: any object with these will train."""
+
+    config_class: ClassVar[type[Config]]
+
+    def model(self, config: Any) -> nn.Module:
+        """A new model; randomness is seeded before this is called."""
+        ...
+
+    def data(self, config: Any) -> Splits: ...
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+        """The *sum* of the batch's losses, and how many there were."""
+        ...
+
+    def metrics(self, model: nn.Module, batch: Any) -> Mapping[str, tuple[Tensor | float, int]]:
+        """For each metric its sum over the batch, and over how many samples; the first sums a run up."""
+        ...

@@ -1,0 +1,122 @@
+"""One run of a recipe, from its config to a trained model in a run folder; the same code on every rank."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import Dataset, Subset
+
+from lockstep.checkpoint.store import save_checkpoint
+from lockstep.config.schema import Config
+from lockstep.data.batches import evaluation_loader, share, train_loader
+from lockstep.errors import UserError
+from lockstep.events.event import Events, Sink
+from lockstep.events.jsonl import JsonLines
+from lockstep.events.run_folder import RunFolder
+from lockstep.train.optimizer import build_optimizer
+from lockstep.train.recipe import Recipe, Splits
+from lockstep.train.trainer import Trainer
+from lockstep.world.collectives import barrier
+from lockstep.world.fingerprint import fingerprint
+from lockstep.world.objects import broadcast_object
+from lockstep.world.randomness import key_of
+from lockstep.world.world import World
+
+_QUICK_STEPS = 8
+_QUICK_TEST_SAMPLES = 256
+
+
+class Outcome(NamedTuple):
+    step: int
+    metrics: dict[str, float]  # of the last evaluation; the recipe's first metric comes first
+    folder: Path
+
+
+def train_recipe(recipe: Recipe, config: Config, world: World, folder: RunFolder, sinks: Sequence[Sink]) -> Outcome:
+    """Train. `sinks` (the terminal, loggers) are told on rank 0 alone, which also alone writes what is shared."""
+    if world.size > 1 and not config.use_ddp:
+        raise UserError(f"use_ddp=false means one process, but {world.size} were started: leave -n away")
+    attempt = _claim(folder, config, world)
+    rank_log = JsonLines(folder.rank_log(world.rank))
+    events = Events([JsonLines(folder.events), *sinks] if world.is_main else [], attempt)
+    try:
+        return _train(recipe, config, world, folder, events, rank_log)
+    finally:
+        events.close()
+        rank_log.close()
+
+
+def global_batch(config: Config, world: World) -> int:
+    """The effective batch: what one optimizer step sees over all processes."""
+    if config.batch.global_batch is not None:
+        return config.batch.global_batch
+    assert config.batch.per_device is not None
+    return config.batch.per_device * world.size
+
+
+def _train(
+    recipe: Recipe, config: Config, world: World, folder: RunFolder, events: Events, rank_log: Sink
+) -> Outcome:
+    # Equal weights on every rank to begin with; afterwards each rank draws from a stream of its own.
+    torch.manual_seed(key_of(config.seed, "weights"))
+    model = recipe.model(config).to(world.device)
+    torch.manual_seed(key_of(config.seed, "rank", world.rank))
+
+    batch = global_batch(config, world)
+    splits = recipe.data(config)
+    if config.quick:
+        splits = Splits(_first(splits.train, _QUICK_STEPS * batch), _first(splits.test, _QUICK_TEST_SAMPLES))
+    train = train_loader(splits.train, batch, world, config.seed)
+    test = evaluation_loader(splits.test, batch, world)
+    steps = _QUICK_STEPS if config.quick else config.steps or (config.epochs or 1) * len(train)
+
+    events.emit(
+        "start",
+        0,
+        recipe=config.recipe,
+        processes=world.size,
+        device=world.device.type,
+        backend=world.backend,
+        effective_batch=batch,
+        per_device_batch=len(share(batch, world)),
+        total_steps=steps,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        folder=str(folder.path),
+    )
+    trainer = Trainer(
+        model,
+        build_optimizer(model.parameters(), config.optim),
+        recipe.loss,
+        recipe.metrics,
+        world=world,
+        events=events,
+        rank_log=rank_log,
+        log_every=config.log_every,
+    )
+    history = trainer.train(train, test, steps=steps)
+    metrics = {name: value for name, value in history[-1].items() if name != "step"}
+    if world.is_main:
+        checkpoint = save_checkpoint(folder.checkpoints, trainer.step, model.state_dict(), {"metrics": metrics})
+        events.emit("checkpoint", trainer.step, path=str(checkpoint.relative_to(folder.path)))
+    barrier()  # nobody is done before the result is on the disk
+    events.emit("end", trainer.step, metrics=metrics)
+    return Outcome(trainer.step, metrics, folder.path)
+
+
+def _claim(folder: RunFolder, config: Config, world: World) -> int:
+    """Rank 0 claims the folder; all learn the attempt's number, or fail alike."""
+    answer: dict[str, Any] = {}
+    if world.is_main:
+        try:
+            answer = {"attempt": folder.claim(config, fingerprint(world))}
+        except UserError as error:
+            answer = {"refused": str(error)}
+    answer = broadcast_object(answer)
+    if "refused" in answer:
+        raise UserError(answer["refused"])
+    return int(answer["attempt"])
+
+
+def _first(dataset: Dataset[Any], count: int) -> Dataset[Any]:
+    return Subset(dataset, range(min(count, len(dataset))))  # type: ignore[arg-type]

@@ -1,0 +1,122 @@
+"""Joining and leaving a job: from the launcher's variables to a `World` with a process group."""
+
+import logging
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from lockstep.config import environment
+from lockstep.config.environment import Placement
+from lockstep.errors import WorldError
+from lockstep.launcher.store import hold_store, loopback_interface, reach_store
+from lockstep.world.device import choose_backend, choose_device, devices_are_shared, warn_if_pointless
+from lockstep.world.world import World
+
+DEFAULT_TIMEOUT_S = 600.0
+
+logger = logging.getLogger("lockstep")
+
+
+def setup_distributed(
+    rank: int | None = None,
+    world_size: int | None = None,
+    backend: str | None = None,
+    timeout_s: float | None = None,
+    device: str | torch.device | None = None,
+) -> World:
+    """Join the job this process was launched into, and return its place there.
+
+    With no arguments the launcher's variables decide; without a launcher it is a world of one and no process group is
+    made. `rank` and `world_size` may be given instead (both, or neither): MASTER_ADDR and MASTER_PORT are then honoured
+    or set to this machine. `rank=-1, world_size=1` also means alone. `timeout_s` bounds joining and every collective.
+    """
+    timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
+    if timeout_s <= 0:
+        raise WorldError(f"timeout_s={timeout_s}: expected a number of seconds greater than 0")
+    placement = _place(rank, world_size)
+    chosen_device = choose_device(placement, device)
+    if placement.launcher == "none":
+        return World(device=chosen_device)
+    if dist.is_initialized():
+        raise WorldError("the process group is already initialized: call cleanup_distributed() first")
+    shared = devices_are_shared(placement, chosen_device)
+    if backend is None or backend == "auto":
+        backend = choose_backend(chosen_device.type, shared)
+    if not dist.is_backend_available(backend):
+        raise WorldError(f"backend={backend!r} is not available in this torch: try gloo")
+
+    environment.settle(placement, loopback_interface())
+    if chosen_device.type == "cuda":
+        torch.cuda.set_device(chosen_device)
+    _join(placement, backend, timeout_s)
+    if placement.rank == 0:
+        logger.info("Initialized DDP with %d processes (%s, %s)", placement.world_size, backend, chosen_device.type)
+        warn_if_pointless(placement, chosen_device, logger.warning)
+    return World(
+        rank=placement.rank,
+        local_rank=placement.local_rank,
+        size=placement.world_size,
+        local_size=placement.local_world_size,
+        node=placement.node,
+        num_nodes=placement.num_nodes,
+        device=chosen_device,
+        backend=backend,
+        attempt=placement.attempt,
+    )
+
+
+def init_process_group(
+    backend: str | None = None,
+    world_size: int | None = None,
+    rank: int | None = None,
+    timeout: float | timedelta | None = None,
+) -> World:
+    """`setup_distributed` with torch's argument names; `timeout` in seconds or as a timedelta."""
+    timeout_s = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    return setup_distributed(rank, world_size, backend, timeout_s)
+
+
+def cleanup_distributed() -> None:
+    """Leave the job. Harmless when there is nothing to leave."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _place(rank: int | None, world_size: int | None) -> Placement:
+    if rank is None and world_size is None:
+        return environment.read_placement()
+    if rank is None or world_size is None:
+        raise WorldError(f"rank={rank} and world_size={world_size}: give both, or neither")
+    return environment.placement_of(rank, world_size)
+
+
+def _join(placement: Placement, backend: str, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    timeout = timedelta(seconds=timeout_s)
+    if placement.store_is_hosted or placement.rank != 0:
+        store = reach_store(placement.master_addr, placement.master_port, timeout, f"rank {placement.rank}")
+    else:
+        store = hold_store(placement.master_addr, placement.master_port, timeout)
+    # A launcher's store outlives us: without a prefix of its own, a restarted or rejoined job would read the addresses
+    # its predecessor left there.
+    joins = store.add(f"lockstep/{placement.attempt}/joins/{placement.rank}", 1)
+    fresh = dist.PrefixStore(f"lockstep/{placement.attempt}/{joins}", store)
+    _await_everyone(fresh, placement, deadline)
+    dist.init_process_group(backend, store=fresh, rank=placement.rank, world_size=placement.world_size, timeout=timeout)
+
+
+def _await_everyone(store: dist.Store, placement: Placement, deadline: float) -> None:
+    """Wait until every rank has arrived, so that a missing one is named instead of a bare timeout later."""
+    arrivals = [f"arrived/{rank}" for rank in range(placement.world_size)]
+    store.set(arrivals[placement.rank], "1")
+    try:
+        store.wait(arrivals, timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
+    except dist.DistStoreError:
+        missing = [rank for rank, key in enumerate(arrivals) if not store.check([key])]
+        raise WorldError(
+            f"rank {placement.rank} waited in vain for rank{'s' * (len(missing) > 1)} "
+            f"{', '.join(map(str, missing))} of {placement.world_size} at "
+            f"{placement.master_addr}:{placement.master_port}: not started, or cannot connect"
+        ) from None

@@ -1,0 +1,5 @@
+"""What holds for every test: it leaves nothing behind."""
+
+from tests.leaks import no_worker_outlives_the_session, nothing_is_left_behind
+
+__all__ = ["no_worker_outlives_the_session", "nothing_is_left_behind"]

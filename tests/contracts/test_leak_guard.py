@@ -1,0 +1,144 @@
+"""The leak guard, shown on a test file of its own: every kind of leak fails its test, and no other test."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import psutil
+import pytest
+
+CHECKOUT = Path(__file__).parents[2]
+SHARED_FILE = Path(f"/dev/shm/lockstep-leak-{os.getpid()}")
+
+LEAKING_TESTS = """
+import os, subprocess, sys, threading, time
+from pathlib import Path
+
+from lockstep.testing import ranks
+
+def start_a_process(world=None):
+    nap = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    with open(os.environ["PIDS"], "a") as pids:
+        print(nap.pid, file=pids)
+
+def test_clean(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FOR_THIS_TEST", "1")
+    Path("output").touch()
+    subprocess.run([sys.executable, "-c", ""])
+    threading.Thread(target=time.sleep, args=[0.1]).start()  # gone within the grace
+
+def test_process():
+    start_a_process()
+
+def test_process_of_a_rank():
+    ranks(1).run(start_a_process)
+
+def test_thread():
+    threading.Thread(target=time.sleep, args=[5], name="lingering", daemon=True).start()
+
+def test_variable_set():
+    os.environ["SET_BY_TEST"] = "1"
+
+def test_variable_removed():
+    del os.environ["SET_BEFORE"]
+
+def test_variables_are_put_back():
+    assert os.environ["SET_BEFORE"] == "1" and "SET_BY_TEST" not in os.environ
+
+def test_file():
+    Path("forgotten").touch()
+
+def test_run_folder():
+    Path("runs/demo").mkdir(parents=True)
+
+def test_second_run_folder():
+    Path("runs/again").mkdir()
+
+def test_working_directory():
+    os.chdir("/")
+
+def test_working_directory_is_put_back():
+    assert Path("forgotten").exists()
+
+def test_shared_memory():
+    Path(os.environ["SHARED_FILE"]).touch()
+
+def test_folders_of_tools():
+    for name in (".git", ".hypothesis", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".venv", "__pycache__"):
+        Path(name).mkdir(exist_ok=True)
+    Path(".coverage.1").touch()
+"""
+
+LEAKS = {
+    "test_process": "process",
+    "test_process_of_a_rank": "process",
+    "test_thread": "thread 'lingering' (daemon)",
+    "test_variable_set": "environment variable SET_BY_TEST",
+    "test_variable_removed": "environment variable SET_BEFORE",
+    "test_file": "forgotten",
+    "test_run_folder": "runs/demo",
+    "test_second_run_folder": "runs/again",
+    "test_working_directory": "working directory /",
+    "test_shared_memory": str(SHARED_FILE),
+}
+CLEAN = [
+    "test_clean",
+    "test_variables_are_put_back",
+    "test_working_directory_is_put_back",
+    "test_folders_of_tools",
+]
+
+
+@pytest.fixture(scope="module")
+def pids_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("pids") / "pids"
+
+
+@pytest.fixture(scope="module")
+def complaints(tmp_path_factory: pytest.TempPathFactory, pids_file: Path) -> Iterator[dict[str, list[str]]]:
+    """What the guard said of each test of an inner session."""
+    folder = tmp_path_factory.mktemp("inner")
+    (folder / "test_leaking.py").write_text(LEAKING_TESTS)
+    report = pids_file.with_name("report.xml")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(CHECKOUT),
+        "SET_BEFORE": "1",
+        "PIDS": str(pids_file),
+        "SHARED_FILE": str(SHARED_FILE),
+    }
+    command = [sys.executable, "-m", "pytest", "-p", "tests.leaks", "--rootdir", str(folder), f"--junitxml={report}"]
+    subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL, timeout=60)
+    heard: dict[str, list[str]] = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        heard.setdefault(case.attrib["name"], []).extend(complaint.attrib["message"] for complaint in case)
+    yield heard
+    SHARED_FILE.unlink(missing_ok=True)
+
+
+def test_every_inner_test_ran(complaints: dict[str, list[str]]) -> None:
+    assert complaints.keys() == {*LEAKS, *CLEAN}
+
+
+@pytest.mark.parametrize("name", LEAKS)
+def test_a_leak_fails_its_test_by_name(name: str, complaints: dict[str, list[str]]) -> None:
+    [complaint] = complaints[name]
+    assert "the test left behind" in complaint
+    assert LEAKS[name] in complaint
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_a_clean_test_passes_even_after_a_leak(name: str, complaints: dict[str, list[str]]) -> None:
+    assert complaints[name] == []
+
+
+def test_leaked_processes_are_killed(complaints: dict[str, list[str]], pids_file: Path) -> None:
+    pids = [int(line) for line in pids_file.read_text().split()]
+    assert len(pids) == 2
+    for pid, name in zip(pids, ["test_process", "test_process_of_a_rank"], strict=True):
+        assert f"process {pid}" in complaints[name][0]
+        assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE

@@ -1,0 +1,173 @@
+"""The guard around every test: it fails a test that leaves something behind, names it, and clears it away.
+
+A pytest plugin: conftest.py takes its fixtures for this suite; `-p tests.leaks` gives them to any other.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from lockstep.testing import close_pool, pool_pids
+
+SHARED_MEMORY = Path("/dev/shm")
+
+# What ends by itself may take a moment to: threads, processes, the files they hold.
+GRACE_S = 1.0
+_POLL_S = 0.02
+
+_TOOLS_FOLDERS = frozenset(
+    {".git", ".hypothesis", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".venv", "__pycache__"}
+)
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Everything a test could leave changed, as it is at one moment."""
+
+    processes: frozenset[psutil.Process]
+    threads: frozenset[threading.Thread]
+    environment: dict[str, str]
+    working_directory: str
+    files: frozenset[str]
+    shared_memory: frozenset[str]
+
+    @classmethod
+    def now(cls, folders: Iterable[Path]) -> "Surroundings":
+        return cls(
+            processes=frozenset(psutil.Process().children(recursive=True)),
+            threads=frozenset(threading.enumerate()),
+            environment={name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"},
+            working_directory=os.getcwd(),  # noqa: PTH109  (a string: this runs twice per test)
+            files=frozenset(path for folder in folders for path in _entries(folder)),
+            shared_memory=frozenset(_entries(SHARED_MEMORY)),
+        )
+
+
+@dataclass(frozen=True)
+class Leaks:
+    """What differs between two moments, less what is allowed to."""
+
+    processes: list[psutil.Process]
+    threads: list[threading.Thread]
+    variables: list[str]
+    working_directory: str | None
+    files: list[str]
+    shared_memory: list[str]
+
+    @classmethod
+    def between(cls, before: Surroundings, after: Surroundings) -> "Leaks":
+        moved = after.working_directory != before.working_directory
+        return cls(
+            processes=[process for process in after.processes - before.processes if _is_leak(process)],
+            threads=[thread for thread in after.threads - before.threads if not _is_foreign(thread)],
+            variables=sorted(
+                name
+                for name in before.environment.keys() | after.environment.keys()
+                if before.environment.get(name) != after.environment.get(name)
+            ),
+            working_directory=after.working_directory if moved else None,
+            files=sorted(after.files - before.files),
+            shared_memory=[path for path in after.shared_memory - before.shared_memory if not _is_anothers(path)],
+        )
+
+    def described(self) -> list[str]:
+        lines = [f"process {process.pid}: {_command(process)}" for process in self.processes]
+        lines += [f"thread {thread.name!r}{' (daemon)' * thread.daemon}" for thread in self.threads]
+        lines += [f"environment variable {name}" for name in self.variables]
+        lines += [f"working directory {self.working_directory}"] if self.working_directory else []
+        lines += [f"file {path}" for path in [*self.files, *self.shared_memory]]
+        return lines
+
+    @property
+    def may_go_away(self) -> bool:
+        return bool(self.processes or self.threads or self.shared_memory)
+
+    def clear(self, before: Surroundings) -> None:
+        """Put right what the next test would stumble over. Files stay: they may be somebody's work."""
+        for process in self.processes:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(self.processes, timeout=GRACE_S)
+        for name in self.variables:
+            if name in before.environment:
+                os.environ[name] = before.environment[name]
+            else:
+                del os.environ[name]
+        os.chdir(before.working_directory)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    here, root = Path.cwd(), request.config.rootpath
+    # Where a test writes that forgot tmp_path, and where lockstep itself writes. No deeper: it must cost next to nothing.
+    folders = {here, here / "runs", root, root / "runs"}
+    before = Surroundings.now(folders)
+    yield
+    deadline = time.monotonic() + GRACE_S
+    while (leaks := Leaks.between(before, Surroundings.now(folders))).may_go_away and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    if lines := leaks.described():
+        leaks.clear(before)
+        pytest.fail("the test left behind\n  " + "\n  ".join(lines), pytrace=False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_worker_outlives_the_session() -> Iterator[None]:
+    yield
+    close_pool()
+    left = [process for process in psutil.Process().children(recursive=True) if _is_leak(process)]
+    assert not left, f"processes outlive the session: {left}"
+
+
+def _entries(folder: Path) -> list[str]:
+    try:
+        with os.scandir(folder) as entries:
+            return [
+                entry.path
+                for entry in entries
+                if entry.name not in _TOOLS_FOLDERS and not entry.name.startswith(".coverage")
+            ]
+    except FileNotFoundError:
+        return []
+
+
+def _is_leak(process: psutil.Process) -> bool:
+    try:
+        # A zombie runs no more; multiprocessing's tracker lives as long as the process it serves.
+        is_over = process.status() == psutil.STATUS_ZOMBIE
+        return (
+            not is_over
+            and process.pid not in pool_pids()
+            and "multiprocessing.resource_tracker" not in _command(process)
+        )
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return "(ended meanwhile)"
+
+
+def _is_foreign(thread: threading.Thread) -> bool:
+    """Not the test's doing: pytest-timeout's timer, and threads that C++ started and Python only met."""
+    return thread.name.startswith("pytest_timeout") or isinstance(thread, threading._DummyThread)
+
+
+def _is_anothers(path: str) -> bool:
+    """Does a process outside this test session have the file mapped? Then it made it: a second session, say."""
+    ours = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.pid not in ours and any(region.path == path for region in process.memory_maps()):
+                return True
+    return False

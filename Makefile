@@ -19,6 +19,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 demo: $(INSTALLED) ## train the digits recipe on two processes
 	@$(BIN)/lockstep train digits -n 2 --run runs/demo
+	@echo "try next:"
+	@echo "  $(BIN)/lockstep train digits model.width=64 --run runs/wide      another model, one process"
+	@echo "  $(BIN)/lockstep run -n 2 YOUR_SCRIPT.py                          your own script on two processes"
+	@echo "  $(BIN)/lockstep --help"
 
 test: $(INSTALLED) ## the test suite (a few minutes on two cores)
 	@$(BIN)/python -m pytest -m "not slow"

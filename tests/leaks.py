@@ -26,6 +26,11 @@ _TOOLS_FOLDERS = frozenset(
     {".git", ".hypothesis", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".venv", "__pycache__"}
 )
 
+# pytest names the test; torch and scikit-learn set these for their own libraries when first used.
+_TOOLS_VARIABLES = frozenset(
+    {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"}
+)
+
 
 @dataclass(frozen=True)
 class Surroundings:
@@ -43,8 +48,8 @@ class Surroundings:
         return cls(
             processes=frozenset(psutil.Process().children(recursive=True)),
             threads=frozenset(threading.enumerate()),
-            environment={name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"},
-            working_directory=os.getcwd(),  # noqa: PTH109  (a string: this runs twice per test)
+            environment={name: value for name, value in os.environ.items() if name not in _TOOLS_VARIABLES},
+            working_directory=str(Path("/proc/self/cwd").readlink()),  # unlike getcwd, also when it was deleted
             files=frozenset(path for folder in folders for path in _entries(folder)),
             shared_memory=frozenset(_entries(SHARED_MEMORY)),
         )
@@ -106,7 +111,7 @@ class Leaks:
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     here, root = Path.cwd(), request.config.rootpath
-    # Where a test writes that forgot tmp_path, and where lockstep itself writes. No deeper: it must cost next to nothing.
+    # Where a test writes that forgot tmp_path, and where lockstep itself writes. No deeper: every test pays for this.
     folders = {here, here / "runs", root, root / "runs"}
     before = Surroundings.now(folders)
     yield

@@ -1,4 +1,4 @@
-"""lockstep: train PyTorch models on one process or many; the number of processes never changes the answer.
+"""lockstep: train PyTorch models on one process or many, with the same code.
 
 Names are imported on first use, so that `lockstep --help` answers without loading torch, and a loop of one's own works
 without the command line's libraries.
@@ -8,6 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lockstep.config.schema import Config
+    from lockstep.train.trainer import Trainer
     from lockstep.world.collectives import (
         all_gather,
         all_reduce,
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "Config": "config.schema",
+    "Trainer": "train.trainer",
     "World": "world.world",
     "all_gather": "world.collectives",
     "all_gather_object": "world.objects",
@@ -51,7 +55,30 @@ _HOME = {
     "setup_distributed": "world.setup",
 }
 
-__all__ = sorted(_HOME)  # noqa: PLE0605
+__all__ = [
+    "Config",
+    "Trainer",
+    "World",
+    "all_gather",
+    "all_gather_object",
+    "all_reduce",
+    "barrier",
+    "broadcast",
+    "broadcast_object",
+    "cleanup_distributed",
+    "gather",
+    "gather_object",
+    "get_rank",
+    "get_world_size",
+    "init_process_group",
+    "is_main_process",
+    "launch",
+    "no_sync",
+    "reduce_tensor",
+    "scatter",
+    "scatter_object",
+    "setup_distributed",
+]
 
 
 def __getattr__(name: str) -> Any:

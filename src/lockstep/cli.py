@@ -18,10 +18,15 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="lockstep",
-    help="Train PyTorch models on one process or many; the number of processes never changes the answer.",
+    help="Train PyTorch models on one process or many, with the same code.",
     no_args_is_help=True,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        # As torchrun does, take --nproc_per_node for --nproc-per-node.
+        "token_normalize_func": lambda name: name.replace("_", "-"),
+    },
 )
 
 # torchrun's options, by the same names.
@@ -36,7 +41,9 @@ MasterPort = Annotated[int | None, typer.Option("--master-port", metavar="PORT",
 RdzvEndpoint = Annotated[
     str | None, typer.Option("--rdzv-endpoint", metavar="HOST:PORT", help="Where machines meet, instead of the above.")
 ]
-MaxRestarts = Annotated[int, typer.Option("--max-restarts", metavar="N", help="Restart all ranks so often.")]
+MaxRestarts = Annotated[
+    int, typer.Option("--max-restarts", metavar="N", help="Restart all ranks so often after a failure.")
+]
 
 
 @app.callback(invoke_without_command=True)
@@ -50,10 +57,13 @@ def options(version: Annotated[bool, typer.Option("--version", help="Show the ve
 def train(
     config: Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML file, or a built-in recipe's name.")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[key=value]...", help="Settings by dotted path: optim.lr=1e-3")
+        list[str] | None, typer.Argument(metavar="key=value", help="Settings by dotted path: optim.lr=1e-3")
     ] = None,
     nproc: Nproc = None,
-    run: Annotated[Path | None, typer.Option("--run", metavar="DIR", help="Run folder; default runs/CONFIG.")] = None,
+    # torchrun, in front of us, takes --run for an abbreviation of an option of its own: hence the longer name.
+    run: Annotated[
+        Path | None, typer.Option("--run", "--run-dir", metavar="DIR", help="Run folder; default runs/CONFIG.")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A smoke run of seconds: few steps, little data.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print events as JSON lines.")] = False,
@@ -66,6 +76,7 @@ def train(
 ) -> None:
     """Train a config or a built-in recipe.
 
+    \b
     lockstep train digits -n 2
     lockstep train mine.yaml optim.lr=1e-3 epochs=5
     """
@@ -73,7 +84,8 @@ def train(
 
     changes = [*(overrides or []), *(["quick=true"] if quick else [])]
     folder = run or Path("runs") / (Path(config).stem + ("-quick" if quick else ""))
-    recipe, settings = load_recipe(config, changes)  # in every process: a mistake stops the first, before the others start
+    # In every process: a mistake stops the first, before any other starts.
+    recipe, settings = load_recipe(config, changes)
     if environment.role(nproc is not None) == "agent":
         plan = _plan(nproc, nnodes, node_rank, master_addr, master_port, rdzv_endpoint, max_restarts)
         modes = [*(["--quiet"] if quiet else []), *(["--json"] if as_json else [])]
@@ -84,7 +96,7 @@ def train(
 @app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
 def run(
     script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A Python script, or a module with -m.")],
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="The script's own.")] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="The script's own.")] = None,
     nproc: Nproc = None,
     module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is a module's name.")] = False,
     nnodes: Nnodes = None,
@@ -96,6 +108,7 @@ def run(
 ) -> None:
     """Launch any script on several processes, supervised.
 
+    \b
     lockstep run -n 4 train.py --epochs 10
     """
     target = [*(["-m"] if module else []), script, *(arguments or [])]

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from lockstep.testing import RanksFailed, RanksTimeout, close_pool, harness, pool_pids, ranks
+from lockstep.testing import RanksFailed, RanksTimeout, call, close_pool, harness, pool_pids, ranks
 from lockstep.world.world import World
 
 
@@ -104,19 +104,16 @@ def exit_at_once(world: World) -> None:
     dist.barrier()
 
 
-def kill_itself(world: World) -> None:
-    if world.rank == 1:
+def die_in_three_ways(world: World, folder: Path) -> None:
+    (folder / f"joined-{world.rank}").touch()
+    while len(list(folder.glob("joined-*"))) < world.size:  # rank 0 holds the store that the others join through
+        time.sleep(0.01)
+    if world.rank == 0:
         os.kill(os.getpid(), signal.SIGKILL)
-    dist.barrier()
-
-
-def crash(world: World) -> None:
-    ctypes.string_at(0)
-
-
-def start_a_process_and_die(world: World, pid_file: Path) -> None:
-    pid_file.write_text(str(subprocess.Popen(["sleep", "600"]).pid))
-    os._exit(1)
+    elif world.rank == 1:
+        ctypes.string_at(0)
+    (folder / "pid").write_text(str(subprocess.Popen(["sleep", "600"]).pid))
+    os._exit(4)
 
 
 def change_surroundings(world: World, folder: Path) -> None:
@@ -129,11 +126,15 @@ def look_around(world: World, *names: str) -> tuple[list[str | None], Path]:
     return [os.environ.get(name) for name in names], Path.cwd()
 
 
-def report_and_sleep(world: World, folder: Path) -> None:
-    draft = folder / f"{world.rank}.part"
-    draft.write_text(str(os.getpid()))
-    draft.rename(folder / f"{world.rank}.pid")
-    time.sleep(600)
+def test_workers_that_die_between_calls_or_are_closed_are_replaced_at_the_next() -> None:
+    killed = ranks(1).run(pid)
+    os.kill(killed[0], signal.SIGKILL)
+    psutil.wait_procs([psutil.Process(killed[0])], timeout=10)  # fetches the exit code too, as any waiter might
+    closed = ranks(1).run(pid)
+    close_pool()
+    assert pool_pids() == []
+    assert not is_running(closed[0])
+    assert ranks(1).run(pid) not in (killed, closed)
 
 
 def test_results_come_in_rank_order() -> None:
@@ -188,28 +189,19 @@ def test_a_failure_ends_the_others_collectives_and_costs_no_worker() -> None:
     assert ranks(3).run(pid) == pids
 
 
-@pytest.mark.timeout(30)
-def test_ranks_that_do_not_notice_a_failure_are_not_waited_for() -> None:
-    with pytest.raises(RanksFailed) as caught:
-        ranks(2, timeout_s=600).run(fail_while_the_others_sleep)
-    assert [failure.rank for failure in caught.value.failures] == [1]
-    assert "rank 0 did not fail" in str(caught.value)
-    assert str(caught.value).count("in fail_while_the_others_sleep") == 2
-
-
 def test_leaving_without_a_result_is_a_failure() -> None:
     with pytest.raises(RanksFailed, match="SystemExit: 7"):
         ranks(1).run(leave)
 
 
 def test_a_result_that_cannot_travel_is_that_ranks_failure() -> None:
-    with pytest.raises(RanksFailed, match="in _perform(.|\n)*pickle"):
+    with pytest.raises(RanksFailed, match=r"in _perform(.|\n)*pickle"):
         ranks(1).run(return_a_lambda)
 
 
 def test_a_function_that_cannot_travel_is_refused_with_the_remedy() -> None:
     with pytest.raises(TypeError, match="at the top level of a module"):
-        ranks(1).run(lambda world: None)
+        ranks(1).run(lambda _: None)
 
 
 def test_no_ranks_are_refused() -> None:
@@ -217,46 +209,15 @@ def test_no_ranks_are_refused() -> None:
         ranks(0)
 
 
-def test_a_timeout_shows_where_every_rank_was() -> None:
-    with pytest.raises(RanksTimeout) as caught:
-        ranks(3, timeout_s=1).run(wait_in_three_ways)
-    functions = ["sleep_with_the_lock", "sleep_without_the_lock", "meet_nobody"]
-    for stack, function in zip(caught.value.stacks, functions, strict=True):
-        assert f"in {function}" in stack
-        assert stack.splitlines()[-1].strip() in str(caught.value)
-    assert pool_pids() == []
-
-
-@pytest.mark.parametrize(
-    ("function", "end"), [(exit_at_once, "exited with code 3"), (kill_itself, "was killed by SIGKILL")]
-)
-def test_a_worker_that_dies_is_named_and_replaced(function, end) -> None:
+def test_a_death_comes_before_its_consequences_and_its_worker_is_replaced() -> None:
     pids = ranks(2).run(pid)
     with pytest.raises(RanksFailed) as caught:
-        ranks(2).run(function)
-    assert f"rank 1 (first to fail):\n  process {pids[1]} {end}" in str(caught.value)
+        ranks(2).run(exit_at_once)
+    assert f"rank 1 (first to fail):\n  process {pids[1]} exited with code 3" in str(caught.value)
+    assert pids[1] not in pool_pids()
     healed = ranks(2).run(pid)
     assert healed[0] == pids[0]
     assert healed[1] != pids[1]
-
-
-def test_a_worker_that_dies_between_calls_is_replaced() -> None:
-    pids = ranks(1).run(pid)
-    os.kill(pids[0], signal.SIGKILL)
-    psutil.wait_procs([psutil.Process(pids[0])], timeout=10)
-    assert ranks(1).run(pid) != pids
-
-
-def test_a_crash_shows_the_python_stack() -> None:
-    with pytest.raises(RanksFailed, match="was killed by SIGSEGV(.|\n)*in crash"):
-        ranks(1).run(crash)
-
-
-def test_what_a_dead_rank_had_started_ends_with_it(tmp_path: Path) -> None:
-    pid_file = tmp_path / "pid"
-    with pytest.raises(RanksFailed, match="exited with code 1"):
-        ranks(1).run(start_a_process_and_die, pid_file)
-    await_end([int(pid_file.read_text())])
 
 
 def test_a_call_has_the_callers_surroundings_whatever_the_last_one_did(
@@ -271,8 +232,8 @@ def test_a_call_has_the_callers_surroundings_whatever_the_last_one_did(
 
 
 def test_env_is_for_one_call() -> None:
-    for call, expected in [(ranks(2, env={"FOR_ONE_CALL": "1"}), "1"), (ranks(2), None)]:
-        assert [seen for seen, _ in call.run(look_around, "FOR_ONE_CALL")] == [[expected], [expected]]
+    for pair, expected in [(ranks(2, env={"FOR_ONE_CALL": "1"}), "1"), (ranks(2), None)]:
+        assert [seen for seen, _ in pair.run(look_around, "FOR_ONE_CALL")] == [[expected], [expected]]
 
 
 def test_a_taken_port_is_exchanged_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,40 +241,67 @@ def test_a_taken_port_is_exchanged_for_another(monkeypatch: pytest.MonkeyPatch) 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ports = [free_port(), taken.getsockname()[1]]
         monkeypatch.setattr(harness, "_free_port", ports.pop)
+        monkeypatch.setattr(call, "GRACE_S", 0.2)  # rank 1 cannot know, and is not worth waiting for
         assert [int(tensor) for tensor in ranks(2).run(total, 1)] == [3, 3]
     assert ports == []
 
 
-def test_closing_ends_every_worker_and_the_next_call_starts_new_ones() -> None:
-    pids = ranks(2).run(pid)
-    close_pool()
+@pytest.mark.timeout(30)
+def test_ranks_that_do_not_notice_a_failure_are_not_waited_for() -> None:
+    with pytest.raises(RanksFailed) as caught:
+        ranks(2, timeout_s=600).run(fail_while_the_others_sleep)
+    assert [failure.rank for failure in caught.value.failures] == [1]
+    assert "rank 0 did not fail" in str(caught.value)
+    assert str(caught.value).count("in fail_while_the_others_sleep") == 2
+
+
+def test_a_timeout_shows_where_every_rank_was() -> None:
+    with pytest.raises(RanksTimeout) as caught:
+        ranks(3, timeout_s=2).run(wait_in_three_ways)
+    functions = ["sleep_with_the_lock", "sleep_without_the_lock", "meet_nobody"]
+    for stack, function in zip(caught.value.stacks, functions, strict=True):
+        assert f"in {function}" in stack
+        assert stack.splitlines()[-1].strip() in str(caught.value)
     assert pool_pids() == []
-    assert not any(psutil.pid_exists(old) for old in pids)
-    assert not set(ranks(1).run(pid)) & set(pids)
+
+
+def test_every_death_is_told_with_its_cause(tmp_path: Path) -> None:
+    pids = ranks(3).run(pid)
+    with pytest.raises(RanksFailed) as caught:
+        ranks(3).run(die_in_three_ways, tmp_path)
+    accounts = {failure.rank: failure.account for failure in caught.value.failures}
+    assert accounts[0].startswith(f"process {pids[0]} was killed by SIGKILL")
+    assert accounts[1].startswith(f"process {pids[1]} was killed by SIGSEGV")
+    assert "in die_in_three_ways" in accounts[1]
+    assert accounts[2].startswith(f"process {pids[2]} exited with code 4")
+    await_end([int((tmp_path / "pid").read_text())])  # what a rank had started ends with it
+
+
+CALLER = """
+import os, sys, time
+from pathlib import Path
+
+from lockstep.testing import ranks
+
+def report_and_sleep(world, folder):
+    (folder / "draft").write_text(str(os.getpid()))
+    (folder / "draft").rename(folder / "pid")
+    time.sleep(600)
+
+if __name__ == "__main__":
+    ranks(1).run(report_and_sleep, Path(sys.argv[1]))
+"""
 
 
 def test_busy_workers_end_when_their_caller_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "caller.py"
-    script.write_text(
-        "import sys\n"
-        "from pathlib import Path\n"
-        "from lockstep.testing import ranks\n"
-        "from tests.contracts.test_ranks_harness import report_and_sleep\n"
-        "if __name__ == '__main__':\n"
-        "    ranks(2).run(report_and_sleep, Path(sys.argv[1]))\n"
-    )
-    checkout = Path(__file__).parents[2]
-    with subprocess.Popen(
-        [sys.executable, script, tmp_path], env={**os.environ, "PYTHONPATH": str(checkout)}
-    ) as caller:
-        try:
-            while len(reports := list(tmp_path.glob("*.pid"))) < 2 and caller.poll() is None:
-                time.sleep(0.05)
-        finally:
-            caller.kill()
-    pids = [int(report.read_text()) for report in reports]
-    assert len(pids) == 2
-    await_end(pids)
+    script.write_text(CALLER)
+    report = tmp_path / "pid"
+    with subprocess.Popen([sys.executable, script, tmp_path]) as caller:
+        while not report.exists() and caller.poll() is None:
+            time.sleep(0.05)
+        caller.kill()
+    await_end([int(report.read_text())])
 
 
 def await_end(pids: list[int]) -> None:

@@ -1,7 +1,7 @@
 """Writing a checkpoint so that it is there whole or not at all, and reading back only what is intact.
 
-    checkpoints/step-N/model.safetensors, manifest.json      committed by renaming a temporary folder
-    checkpoints/LATEST                                       names the newest committed one
+checkpoints/step-N/model.safetensors, manifest.json      committed by renaming a temporary folder
+checkpoints/LATEST                                       names the newest committed one
 """
 
 import hashlib
@@ -12,9 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from lockstep.config.json_text import parse_json
 from lockstep.errors import LockstepError
 
 FORMAT_VERSION = 1
@@ -34,8 +36,7 @@ def save_checkpoint(checkpoints: Path, step: int, weights: Mapping[str, Tensor],
     draft = checkpoints / f".draft-step-{step}-{os.getpid()}"
     draft.mkdir(parents=True)
     try:
-        # Copies: tied weights share memory, which safetensors refuses to write twice.
-        save_file({name: tensor.detach().cpu().clone() for name, tensor in weights.items()}, draft / _WEIGHTS)
+        save_file({name: _own_copy(tensor) for name, tensor in weights.items()}, draft / _WEIGHTS)
         files = {_WEIGHTS: {"bytes": (draft / _WEIGHTS).stat().st_size, "sha256": _sha256(draft / _WEIGHTS)}}
         manifest = {"format": FORMAT_VERSION, "step": step, "files": files, **facts}
         (draft / _MANIFEST).write_text(json.dumps(manifest, indent=1))
@@ -65,12 +66,17 @@ def latest_checkpoint(checkpoints: Path) -> Path | None:
 def load_weights(checkpoint: Path) -> dict[str, Tensor]:
     """A checkpoint's tensors, after comparing their file with the manifest's hash."""
     with (checkpoint / _MANIFEST).open("rb") as file:
-        manifest = json.loads(file.read(_MAX_MANIFEST_BYTES))
+        manifest = parse_json(file.read(_MAX_MANIFEST_BYTES))
     if manifest.get("format") != FORMAT_VERSION:
         raise CheckpointError(f"{checkpoint}: format {manifest.get('format')!r}, expected {FORMAT_VERSION}")
     if _sha256(checkpoint / _WEIGHTS) != manifest["files"][_WEIGHTS]["sha256"]:
         raise CheckpointError(f"{checkpoint}: {_WEIGHTS} does not match its hash")
     return load_file(checkpoint / _WEIGHTS)
+
+
+def _own_copy(tensor: Tensor) -> Tensor:
+    """Tied weights share memory and channels-last ones are strided: safetensors writes neither as they are."""
+    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
 
 
 def _write_latest(checkpoints: Path, name: str) -> None:

@@ -58,7 +58,7 @@ class Draft:
         except ValidationError as error:
             errors = error.errors(include_url=False, include_input=False)
         # Raised outside the handler: a ValidationError in the traceback would show the values of private fields.
-        lines = problems(errors[:MAX_PROBLEMS], self.root, Outline(schema))
+        lines = problems(errors[: MAX_PROBLEMS + 1], self.root, Outline(schema))
         if config is not None and not lines:
             faults = ((path, value.fault()) for path, value in private_values(config))
             lines = [located(self.root, path, fault) for path, fault in faults if fault]
@@ -108,8 +108,7 @@ def _read_with_bases(path: Path, builtin: Builtin | None) -> Value:
         document, base = _split_base(read_mapping(text, printable(str(path))))
         layers.append(document)
         if base is None:
-            merged = reduce(Value.merge, reversed(layers))
-            return Value(merged.content, layers[0].origin)
+            return reduce(Value.merge, reversed(layers))
         naming = f"{base.origin}: base: "
         path = _base_path(base, path.parent, builtin)
 
@@ -160,4 +159,6 @@ def _quoted(key: str, equals: str) -> str:
 
 
 def _first(lines: list[str]) -> list[str]:
-    return lines[:MAX_PROBLEMS]
+    if len(lines) <= MAX_PROBLEMS:
+        return lines
+    return [*lines[:MAX_PROBLEMS], f"only the first {MAX_PROBLEMS} problems are shown"]

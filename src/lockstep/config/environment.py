@@ -79,7 +79,7 @@ def read_placement(environ: Mapping[str, str] = os.environ, argv: Sequence[str] 
 
 
 def placement_of(rank: int, world_size: int, environ: Mapping[str, str] = os.environ) -> Placement:
-    """The place a caller names itself: `rank=-1, world_size=1` means alone; the address is the environment's or ours."""
+    """The place a caller names; `rank=-1, world_size=1` means alone. The address is the environment's, or loopback."""
     if (rank, world_size) in ((-1, 1), (0, 1)):
         return Placement()
     _check_rank(rank, world_size, "rank", "world_size")
@@ -172,6 +172,17 @@ def exported(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
+def snapshot() -> dict[str, str]:
+    """All variables, as they are now."""
+    return dict(os.environ)
+
+
+def replace(variables: Mapping[str, str]) -> None:
+    """Take over another process's variables, and drop all others."""
+    os.environ.clear()
+    os.environ.update(variables)
+
+
 def is_loopback(address: str) -> bool:
     if address == "localhost":
         return True
@@ -193,7 +204,8 @@ def _from_rank_variables(environ: Mapping[str, str], argv: Sequence[str]) -> Pla
     rank = _number(environ, "RANK")
     world_size = _required_number(environ, "WORLD_SIZE", f"RANK={rank}")
     _check_rank(rank, world_size, "RANK", "WORLD_SIZE")
-    master_addr, master_port = _meeting_point(environ) if world_size > 1 else (LOOPBACK, DEFAULT_PORT)
+    alone = world_size == 1 and "MASTER_ADDR" not in environ
+    master_addr, master_port = (LOOPBACK, DEFAULT_PORT) if alone else _meeting_point(environ)
     one_machine = is_loopback(master_addr)
     local_rank = _local_rank(environ, argv, rank if one_machine else None)
     local_world_size = _number(environ, "LOCAL_WORLD_SIZE", default=world_size if one_machine else local_rank + 1)

@@ -14,9 +14,9 @@ _TYPES = {"boolean": "true or false", "string": "text", "array": "a list", "obje
 _NUMBERS = {"integer": "a whole number", "number": "a number"}
 _BOUNDS = {
     "exclusiveMinimum": "greater than",
-    "minimum": "at least",
+    "minimum": "of at least",
     "exclusiveMaximum": "less than",
-    "maximum": "at most",
+    "maximum": "of at most",
 }
 
 
@@ -106,6 +106,8 @@ def _phrase(node: JsonSchemaValue) -> str | None:
         return _choice(node["const"])
     kind = node.get("type")
     if kind in _NUMBERS:
+        if "minimum" in node and "maximum" in node:
+            return f"{_NUMBERS[kind]} from {node['minimum']:.15g} to {node['maximum']:.15g}"
         bounds = [f"{words} {node[bound]:.15g}" for bound, words in _BOUNDS.items() if bound in node]
         return " ".join([_NUMBERS[kind], " and ".join(bounds)]).rstrip()
     if kind == "string" and str(node.get("format")).endswith("path"):

@@ -63,5 +63,11 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    # PyYAML writes rare line breaks such as U+0085 as they are and reads them back as spaces; in double quotes not.
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
+
+
+_Dumper.add_representer(str, _represent_text)
 for _word in WORDS:
     _Dumper.add_implicit_resolver(_word.tag, _word.pattern, list(_word.first))

@@ -39,7 +39,6 @@ class Frozen(BaseModel):
         validate_by_alias=True,
         hide_input_in_errors=True,  # an error raised from Python must not show private text either
         ser_json_inf_nan="constants",
-        protected_namespaces=(),  # `model` is a good name for a field
     )
 
 

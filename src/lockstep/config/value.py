@@ -95,4 +95,6 @@ def _spelled(value: Plain) -> str:
         return "[" + ", ".join(map(_spelled, value)) + "]"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{printable(key)}: {_spelled(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, float):
+        return repr(value).replace("inf", ".inf").replace("nan", ".nan")
     return repr(value)

@@ -11,10 +11,10 @@ from lockstep.world.world import World
 
 
 class Total(NamedTuple):
-    """A sum and a count over all ranks: their quotient is the global mean."""
+    """A loss summed over all ranks and the count it stands for: their quotient is the global mean."""
 
-    sum: Tensor
-    count: Tensor
+    loss_sum: Tensor
+    num_losses: Tensor
 
 
 class Replicas:
@@ -31,5 +31,5 @@ class Replicas:
         total_sum, total_count = all_reduce(parts)
         # DDP divides by the number of ranks what it sums: multiply first, and the sum is what remains.
         scale = self._world.size / total_count.clamp(min=1)
-        (loss_sum * scale.to(loss_sum.dtype)).backward()  # type: ignore[no-untyped-call]
+        (loss_sum * scale.to(loss_sum.dtype)).backward()
         return Total(total_sum, total_count)

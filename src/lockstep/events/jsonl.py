@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from lockstep.config.json_text import parse_json
 from lockstep.events.event import Event
 
 _MAX_LINE_BYTES = 2**20
@@ -31,7 +32,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     with path.open("rb") as file:
         while line := file.readline(_MAX_LINE_BYTES):
             try:
-                value = json.loads(line)
+                value = parse_json(line)
             except ValueError:
                 continue
             if isinstance(value, dict):

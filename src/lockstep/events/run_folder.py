@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.draft import read
+from lockstep.config.json_text import parse_json
 from lockstep.config.resolved import difference, digest, dump
 from lockstep.config.schema import Config
 from lockstep.errors import UserError
@@ -70,7 +71,7 @@ class RunFolder:
     def _check_same(self, config: Config) -> None:
         with self.facts.open("rb") as file:
             try:
-                facts = json.loads(file.read(_MAX_RUN_JSON_BYTES))
+                facts = parse_json(file.read(_MAX_RUN_JSON_BYTES))
             except ValueError:
                 raise UserError(f"{self.facts} is damaged: choose another folder with --run") from None
         if facts.get("format") != FORMAT_VERSION:

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,18 +13,19 @@ from pathlib import Path
 import torch
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, SubprocessContext
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from lockstep.config import environment
 from lockstep.config.environment import Node, is_loopback
 from lockstep.errors import EXIT_STOPPED
-from lockstep.launcher.failure import RankEnd, Verdict, explain, read_report
+from lockstep.launcher.failure import RankEnd, Verdict, explain, only_victims, read_report
 from lockstep.launcher.rendezvous import FreshStoreRendezvous
 from lockstep.launcher.store import loopback_interface
 
 _POLL_INTERVAL_S = 0.1
+_CAUSE_MAY_LAG_S = 3.0
 
 
 def count_devices() -> int:
@@ -69,27 +71,36 @@ class _Agent(LocalElasticAgent):
         self._failure_folder = failure_folder
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        exit_codes = self._exit_codes()
-        result = super()._monitor_workers(worker_group)
+        ends = self._ends(worker_group)
+        if any(end.exit_code for end in ends):
+            ends = self._await_the_cause(worker_group)
+        result: RunResult = super()._monitor_workers(worker_group)
         if result.is_failed():
-            self.verdict = self._explain(worker_group, exit_codes)
+            self.verdict = explain(ends, worker_group.workers[0].world_size)
             self.say(self.verdict.text)
             if self._remaining_restarts > 0:
                 self.say(f"restarting all ranks ({self._remaining_restarts} restarts left)")
+            for path in self._failure_folder.iterdir():
+                path.unlink()
         return result
 
-    def _exit_codes(self) -> dict[int, int | None]:
-        """Exit code by local rank, None while it runs, before the elastic agent reacts to any of them."""
-        assert self._pcontext is not None
-        return {local_rank: h.proc.poll() for local_rank, h in self._pcontext.subprocess_handlers.items()}
+    def _await_the_cause(self, worker_group: WorkerGroup) -> list[RankEnd]:
+        """A rank closes its connections before it is quite dead: its victims can be seen to end first."""
+        deadline = time.monotonic() + _CAUSE_MAY_LAG_S
+        while only_victims(ends := self._ends(worker_group)) and time.monotonic() < deadline:
+            time.sleep(_POLL_INTERVAL_S / 2)
+        return ends
 
-    def _explain(self, worker_group: WorkerGroup, exit_codes: dict[int, int | None]) -> Verdict:
+    def _ends(self, worker_group: WorkerGroup) -> list[RankEnd]:
+        """How each rank stands, before the elastic agent reacts to any of them."""
+        assert isinstance(self._pcontext, SubprocessContext)
+        handlers = self._pcontext.subprocess_handlers
         ends = []
         for worker in worker_group.workers:
-            path = self._failure_folder / f"rank-{worker.global_rank}.json"
-            ends.append(RankEnd(worker.global_rank, exit_codes[worker.local_rank], read_report(path)))
-            path.unlink(missing_ok=True)
-        return explain(ends, worker_group.workers[0].world_size)
+            exit_code = handlers[worker.local_rank].proc.poll()
+            report = read_report(self._failure_folder / f"rank-{worker.global_rank}.json")
+            ends.append(RankEnd(worker.global_rank, exit_code, report))
+        return ends
 
 
 def _rendezvous(node: Node, endpoint: str | None) -> RendezvousHandler:

@@ -4,19 +4,21 @@ When one rank dies the others soon fail too, in whatever collective they were in
 from how each rank ended and from the reports that failing workers leave (`lockstep.launcher.worker`).
 """
 
-import json
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lockstep.config.json_text import parse_json
 from lockstep.errors import EXIT_FAILED
 
 _MAX_REPORT_BYTES = 2**20
 
 # A process ends with these by its own fault or the kernel's; SIGABRT is also how a C++ runtime dies of a lost peer.
 _VIOLENT_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+
+_LOST_CONTACT = 4  # a degree of suspicion, see `_suspicion`
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Report:
 
 @dataclass(frozen=True)
 class RankEnd:
-    """How one rank ended: by itself with `exit_code` (negative: a signal), or, with None, stopped by the agent."""
+    """How one rank stands: ended by itself with `exit_code` (negative: a signal), or still running, with None."""
 
     rank: int
     exit_code: int | None
@@ -50,7 +52,7 @@ def read_report(path: Path) -> Report | None:
     """A worker's report, or None if it left none that can be read."""
     try:
         with path.open("rb") as file:
-            data: Any = json.loads(file.read(_MAX_REPORT_BYTES))
+            data: Any = parse_json(file.read(_MAX_REPORT_BYTES))
         return Report(**data)
     except (OSError, ValueError, TypeError):
         return None
@@ -74,13 +76,18 @@ def explain(ends: Sequence[RankEnd], world_size: int) -> Verdict:
     return Verdict(EXIT_FAILED, "\n".join(lines))
 
 
+def only_victims(ends: Sequence[RankEnd]) -> bool:
+    """Have some ranks failed for want of another, while that other has not ended yet?"""
+    return any(end.exit_code is None for end in ends) and min(map(_suspicion, ends))[0] >= _LOST_CONTACT
+
+
 def _suspicion(end: RankEnd) -> tuple[int, float]:
     """The smaller, the likelier the cause; the earliest report decides among equals."""
     report = end.report
     if report is not None:
-        return (4 if report.communication else 1), report.time
+        return (_LOST_CONTACT if report.communication else 1), report.time
     if end.exit_code is None:
-        return 5, 0.0
+        return _LOST_CONTACT + 1, 0.0
     if -end.exit_code in _VIOLENT_SIGNALS:
         return 0, 0.0
     # A rank that left early without a word makes the others fail as surely as one that crashed.

@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-import torch.distributed as dist
+from torch._C._distributed_c10d import Store, TCPStore  # torch.distributed re-exports these untyped
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from lockstep.config.environment import Node
@@ -22,8 +22,8 @@ class FreshStoreRendezvous(RendezvousHandler):
     def __init__(self, node: Node) -> None:
         self._node = node
         self._round = 0
-        self._meeting: dist.Store | None = None
-        self._round_store: dist.TCPStore | None = None
+        self._meeting: Store | None = None
+        self._round_store: TCPStore | None = None
         self._closed = False
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -38,7 +38,7 @@ class FreshStoreRendezvous(RendezvousHandler):
         place = RendezvousStoreInfo(self._node.master_addr, self._round_store.port)
         return RendezvousInfo(self._round_store, self._node.index, self._node.count, place)
 
-    def _meet(self) -> dist.Store:
+    def _meet(self) -> Store:
         if self._meeting is None:
             address, port = self._node.master_addr, self._node.master_port
             if self._node.index == 0:

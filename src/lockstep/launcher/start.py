@@ -1,7 +1,7 @@
-"""From launch options to a running agent; importing this costs nothing, so that `--help` and bad options answer at once.
+"""From launch options to a running agent. Importing this costs nothing: `--help` and bad options answer at once.
 
-    plan = LaunchPlan(nproc=2)
-    exit_code = start(plan, ["train.py", "--epochs", "3"])
+plan = LaunchPlan(nproc=2)
+exit_code = start(plan, ["train.py", "--epochs", "3"])
 """
 
 import sys

@@ -4,16 +4,16 @@ import errno
 import socket
 from datetime import timedelta
 
-import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore  # torch.distributed re-exports these untyped
 
 from lockstep.config.environment import is_loopback
 from lockstep.errors import WorldError
 
 
-def hold_store(address: str, port: int, timeout: timedelta) -> dist.TCPStore:
+def hold_store(address: str, port: int, timeout: timedelta) -> TCPStore:
     """Host a store; `port=0` takes a free one, which the returned store names."""
     listener = _listen(address, port)
-    return dist.TCPStore(
+    return TCPStore(
         address,
         listener.getsockname()[1],
         is_master=True,
@@ -24,10 +24,10 @@ def hold_store(address: str, port: int, timeout: timedelta) -> dist.TCPStore:
     )
 
 
-def reach_store(address: str, port: int, timeout: timedelta, who: str) -> dist.TCPStore:
+def reach_store(address: str, port: int, timeout: timedelta, who: str) -> TCPStore:
     """Connect to a store somebody else holds, waiting until it is there."""
     try:
-        return dist.TCPStore(address, port, is_master=False, timeout=timeout)
+        return TCPStore(address, port, is_master=False, timeout=timeout)
     except RuntimeError as error:  # the common base of torch's network and store errors
         raise WorldError(
             f"{who} cannot reach the job's store at {address}:{port} (MASTER_ADDR, MASTER_PORT) within "

@@ -19,8 +19,9 @@ from types import TracebackType
 from lockstep.config import environment
 from lockstep.errors import LockstepError
 
-# Not SIGUSR1: Slurm sends that to announce the end of a job's time.
-STACK_DUMP_SIGNAL = getattr(signal, "SIGUSR2", None)
+if sys.platform != "win32":
+    # Not SIGUSR1: Slurm sends that to announce the end of a job's time.
+    STACK_DUMP_SIGNAL = signal.SIGUSR2
 
 _PR_SET_PDEATHSIG = 1
 
@@ -37,7 +38,7 @@ def die_with_parent(parent_pid: int) -> None:
 def main() -> None:
     if (agent_pid := environment.agent_pid()) is not None:
         die_with_parent(agent_pid)
-    if STACK_DUMP_SIGNAL is not None:
+    if sys.platform != "win32":
         faulthandler.register(STACK_DUMP_SIGNAL, all_threads=True)
     # Whole lines, at once: several ranks share a terminal, and a pipe would hold a dying rank's last words back.
     sys.stdout.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]

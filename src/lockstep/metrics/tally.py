@@ -1,5 +1,6 @@
 """Named sums and counts, in fp64, added up over batches and then over ranks."""
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -31,4 +32,4 @@ class Tally:
             return {}
         nothing = torch.zeros(2, dtype=torch.float64, device=self._device)
         totals = all_reduce(torch.stack([self._sums.get(name, nothing) for name in names])).tolist()
-        return {name: sum_ / count if count else float("nan") for name, (sum_, count) in zip(names, totals, strict=True)}
+        return {name: sum_ / count if count else math.nan for name, (sum_, count) in zip(names, totals, strict=True)}

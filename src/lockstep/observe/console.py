@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from typing import TextIO
 
 from rich.console import Console
@@ -78,21 +79,29 @@ class ProgressConsole:
 
 def describe(event: Event) -> list[str]:
     """An event in words, as one or more lines."""
-    return _WORDS[event["kind"]](event) if event["kind"] in _WORDS else [f"{event['kind']} at step {event['step']}"]
+    words = _WORDS.get(event["kind"])
+    return [f"{event['kind']} at step {event['step']}"] if words is None else words(event)
 
 
 def _start(event: Event) -> list[str]:
     lines = []
     if event["backend"] is not None:
         lines.append(f"Initialized DDP with {event['processes']} processes ({event['backend']}, {event['device']})")
+    if event["launcher"] not in ("none", "lockstep"):
+        lines.append(f"these processes are workers, supervised by whoever started them ({event['launcher']})")
     if event["attempt"] > 1:
         lines.append(f"attempt {event['attempt']} in this folder: training starts again from the first step")
     lines.append(
         f"{event['recipe']}: {event['parameters']:,} parameters on {event['device']}, "
-        f"effective batch {event['effective_batch']} = {event['processes']} × {event['per_device_batch']}, "
+        f"{_batch(event['effective_batch'], event['processes'])}, "
         f"{event['total_steps']} steps → {event['folder']}"
     )
     return lines
+
+
+def _batch(effective: int, processes: int) -> str:
+    each, rest = divmod(effective, processes)
+    return f"effective batch {effective} = {processes} × {each}" + (f"–{each + 1}" if rest else "")
 
 
 def _metrics(event: Event) -> str:
@@ -103,10 +112,10 @@ def _number(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:.4f}"
 
 
-_WORDS = {
+_WORDS: dict[str, Callable[[Event], list[str]]] = {
     "start": _start,
     "step": lambda event: [f"step {event['step']:>6}  loss {_number(event['loss'])}"],
     "eval": lambda event: [f"step {event['step']:>6}  epoch {event['epoch']:>3}  test: {_metrics(event)}"],
     "checkpoint": lambda event: [f"saved {event['path']}"],
-    "end": lambda event: [f"done after {event['step']} steps: {_metrics(event)}"],
+    "end": lambda event: [f"done after {event['step']} steps: test {_metrics(event)}  → {event['folder']}"],
 }

@@ -49,4 +49,7 @@ def find(name: str, origin: str) -> Recipe:
         recipe: Recipe = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigError([f"{origin}: recipe: {name}: {error}"]) from None
+    missing = [part for part in ("config_class", "model", "data", "loss", "metrics") if not hasattr(recipe, part)]
+    if missing:
+        raise ConfigError([f"{origin}: recipe: {name} is not a recipe: it has no {', '.join(missing)}"])
     return recipe

@@ -69,7 +69,7 @@ class CallInProgress:
                 self._unfinished.remove(rank)
                 self._unreleased.discard(rank)
                 if rank not in self._failures:
-                    account = "\n".join([worker.bury(), worker.recorded_stack()])
+                    account = "\n".join([worker.bury(), worker.stack])
                     self._fail(RankFailure(time.monotonic() - _DEATH_NOTICE_S, rank, account))
         if self._failures or len(self._values) == len(self._workers):
             self._release()

@@ -1,6 +1,5 @@
 """`ranks(n)`: run a function on n processes and get its results by rank, or an account of what went wrong."""
 
-import os
 import pickle
 import socket
 import sys
@@ -9,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
+from lockstep.config import environment
 from lockstep.config.environment import LOOPBACK
 from lockstep.testing.call import CallInProgress
 from lockstep.testing.failures import PortTaken
@@ -24,8 +24,8 @@ T = TypeVar("T")
 # The group's own limit lies beyond the call's, so that a hang ends in everybody's stack and not in one rank's error.
 _GROUP_TIMEOUT_MARGIN_S = 60.0
 
-# One thread each: several ranks share the machine's cores with the caller.
-_LOOPBACK_ONLY = {"MASTER_ADDR": LOOPBACK, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+# Loopback only; and one thread each, for they share the machine's cores with their caller.
+_VARIABLES = {"MASTER_ADDR": LOOPBACK, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Ranks:
         """Call `function(world, *args, **kwargs)` on every rank, in a fresh process group; results in rank order.
 
         The function is one a module defines by name; arguments and results are copied. It runs in the caller's
-        environment (plus `env`) and working directory. Workers are reused, so other process-wide settings it
-        changes stay changed. Raises `RanksFailed` or `RanksTimeout`.
+        environment (plus `env`) and working directory, with torch's random numbers seeded by its rank. Workers are
+        reused, so other process-wide settings that it changes stay changed. Raises `RanksFailed` or `RanksTimeout`.
         """
         try:
             task = pickle.dumps((function, args, kwargs))
@@ -60,7 +60,7 @@ class Ranks:
     def _attempt(self, task: bytes) -> list[bytes]:
         workers = POOL.first(self.size)
         port = _free_port()
-        environment = {**os.environ, **_LOOPBACK_ONLY, "MASTER_PORT": str(port), **self.env}
+        variables = {**environment.snapshot(), **_VARIABLES, "MASTER_PORT": str(port), **self.env}
         calls = [
             Call(
                 rank=rank,
@@ -68,7 +68,7 @@ class Ranks:
                 port=port,
                 timeout_s=self.timeout_s + _GROUP_TIMEOUT_MARGIN_S,
                 task=task,
-                environment=environment,
+                environment=variables,
                 working_directory=str(Path.cwd()),
                 import_path=sys.path,
             )

@@ -14,12 +14,13 @@ from collections.abc import Sequence
 from multiprocessing.connection import wait
 from multiprocessing.reduction import send_handle
 
+from lockstep.launcher.worker import STACK_DUMP_SIGNAL
 from lockstep.testing.messages import Call, FromCaller, FromWorker, Ready, receive_from_worker, send
-from lockstep.testing.worker import STACK_DUMP_SIGNAL, serve
+from lockstep.testing.worker import serve
 
 START_LIMIT_S = 120.0
 FAREWELL_S = 3.0  # for a worker told to go; then it is killed
-STACK_LIMIT_S = 1.0  # for a worker to write its stack; one that is stopped never does
+STACK_LIMIT_S = 2.0  # for a worker to write its stack; one that is stopped never does
 _POLL_S = 0.02
 
 
@@ -44,8 +45,9 @@ class Worker:
         self._is_buried = False
 
     @property
-    def is_usable(self) -> bool:
-        return self.is_ready and self.process.is_alive()
+    def is_alive(self) -> bool:
+        # Not multiprocessing's answer: it takes a worker whose exit code somebody else fetched to be running for ever.
+        return not wait([self.death], 0)
 
     def await_start(self) -> None:
         if self.is_ready:
@@ -77,12 +79,13 @@ class Worker:
 
     def request_stack(self) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, STACK_DUMP_SIGNAL)
+            signal.pidfd_send_signal(self.death, STACK_DUMP_SIGNAL)
 
-    def recorded_stack(self) -> str:
+    @property
+    def stack(self) -> str:
         """What the worker wrote on request, or on its own at a fatal signal; empty if it has not."""
         descriptor = self._stacks.fileno()
-        return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode(errors="replace")
+        return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode(errors="replace").rstrip()
 
     def kill(self) -> None:
         """End the process and all it started that stayed in its group."""
@@ -90,7 +93,8 @@ class Worker:
             return  # its number may by now be somebody else's
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
-        self.process.kill()  # it may not have reached its own group yet
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.death, signal.SIGKILL)  # it may not have reached its own group yet
         self.process.join()
         self.is_ready = False
         self._is_buried = True
@@ -100,19 +104,24 @@ class Worker:
         self.process.join(FAREWELL_S)
         self.kill()
         code = self.process.exitcode
-        assert code is not None
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        if code is None:
+            how = "ended, and somebody else fetched its exit code"
+        elif code < 0:
+            how = f"was killed by {signal.Signals(-code).name}"
+        else:
+            how = f"exited with code {code}"
         return f"process {self.pid} {how}"
 
     def dispose(self) -> None:
         self.kill()
         self.pipe.close()
-        self.process.close()
         self._stacks.close()
         os.close(self.death)
 
 
 class Pool:
+    """Workers by rank; a call of size n takes the first n."""
+
     def __init__(self) -> None:
         self._workers: list[Worker] = []
         # Registered after multiprocessing's own handler and so run before it: that one would wait for the workers.
@@ -120,12 +129,12 @@ class Pool:
 
     @property
     def pids(self) -> list[int]:
-        return [worker.pid for worker in self._workers if worker.process.is_alive()]
+        return [worker.pid for worker in self._workers if worker.is_alive]
 
     def first(self, count: int) -> list[Worker]:
         """The first `count` workers, all ready for a call; missing and dead ones are started together."""
         for index, worker in enumerate(self._workers):
-            if index < count and not worker.is_usable:
+            if index < count and not (worker.is_ready and worker.is_alive):
                 worker.dispose()
                 self._workers[index] = Worker(index)
         self._workers += [Worker(index) for index in range(len(self._workers), count)]
@@ -149,13 +158,13 @@ def collect_stacks(workers: Sequence[Worker]) -> list[str]:
     for worker in workers:
         worker.request_stack()
     deadline = time.monotonic() + STACK_LIMIT_S
-    while not all(worker.recorded_stack() for worker in workers) and time.monotonic() < deadline:
+    # It is written line by line, innermost frame first and the main thread last.
+    while not all(worker.stack.endswith("in <module>") for worker in workers) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
-    time.sleep(_POLL_S)  # the last one may have written only its first line
-    return [worker.recorded_stack() or f"process {worker.pid} did not answer: stopped?" for worker in workers]
+    return [worker.stack or f"process {worker.pid} did not answer: stopped?" for worker in workers]
 
 
-POOL = Pool()
+POOL = Pool()  # one for all callers in this process: sharing the workers is what it is for
 
 
 def close_pool() -> None:

@@ -8,7 +8,6 @@ import faulthandler
 import multiprocessing
 import os
 import pickle
-import signal
 import socket
 import sys
 import time
@@ -16,11 +15,10 @@ import traceback
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 
+from lockstep.config import environment
 from lockstep.config.environment import LOOPBACK
-from lockstep.launcher.worker import die_with_parent
+from lockstep.launcher.worker import STACK_DUMP_SIGNAL, die_with_parent
 from lockstep.testing.messages import Call, Raised, Ready, Returned, receive_from_caller, send
-
-STACK_DUMP_SIGNAL = signal.SIGUSR2
 
 _LISTENER_LIMIT_S = 1.0
 _LISTENER_POLL_S = 0.002
@@ -30,6 +28,7 @@ def serve(pipe: Connection) -> None:
     """Answer calls until the caller closes its end of the pipe."""
     caller = multiprocessing.parent_process()
     assert caller is not None and caller.pid is not None
+    # The kernel means the thread that started us. Workers started from a passing thread end with it and are replaced.
     die_with_parent(caller.pid)
     # A process group (the kernel's sort) of its own: the terminal's Ctrl-C goes to the caller alone, and whatever the
     # function starts can be killed with its rank.
@@ -78,8 +77,7 @@ def _perform(call: Call, stacks: int) -> Returned | Raised:
 
     joining = True
     try:
-        os.environ.clear()
-        os.environ.update(call.environment)
+        environment.replace(call.environment)
         os.chdir(call.working_directory)
         sys.path[:] = call.import_path
         # Each time anew: the function of an earlier call may have claimed the signal for itself.

@@ -9,7 +9,7 @@ from torch.utils.data import Dataset, Subset
 
 from lockstep.checkpoint.store import save_checkpoint
 from lockstep.config.schema import Config
-from lockstep.data.batches import evaluation_loader, share, train_loader
+from lockstep.data.batches import evaluation_loader, train_loader
 from lockstep.errors import UserError
 from lockstep.events.event import Events, Sink
 from lockstep.events.jsonl import JsonLines
@@ -55,9 +55,7 @@ def global_batch(config: Config, world: World) -> int:
     return config.batch.per_device * world.size
 
 
-def _train(
-    recipe: Recipe, config: Config, world: World, folder: RunFolder, events: Events, rank_log: Sink
-) -> Outcome:
+def _train(recipe: Recipe, config: Config, world: World, folder: RunFolder, events: Events, rank_log: Sink) -> Outcome:
     # Equal weights on every rank to begin with; afterwards each rank draws from a stream of its own.
     torch.manual_seed(key_of(config.seed, "weights"))
     model = recipe.model(config).to(world.device)
@@ -78,8 +76,8 @@ def _train(
         processes=world.size,
         device=world.device.type,
         backend=world.backend,
+        launcher=world.launcher,
         effective_batch=batch,
-        per_device_batch=len(share(batch, world)),
         total_steps=steps,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         folder=str(folder.path),
@@ -100,7 +98,7 @@ def _train(
         checkpoint = save_checkpoint(folder.checkpoints, trainer.step, model.state_dict(), {"metrics": metrics})
         events.emit("checkpoint", trainer.step, path=str(checkpoint.relative_to(folder.path)))
     barrier()  # nobody is done before the result is on the disk
-    events.emit("end", trainer.step, metrics=metrics)
+    events.emit("end", trainer.step, metrics=metrics, folder=str(folder.path))
     return Outcome(trainer.step, metrics, folder.path)
 
 

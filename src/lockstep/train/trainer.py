@@ -1,8 +1,8 @@
 """The trainer: the loop over batches, with evaluation, events and timing. One process is not a special case.
 
-    for each epoch:
-        for each batch:  loss → backward (gradients of the global mean) → optimizer step → event
-        evaluate on every sample of the test set → event
+for each epoch:
+    for each batch:  loss → backward (gradients of the global mean) → optimizer step → event
+    evaluate on every sample of the test set → event
 """
 
 import time
@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from lockstep.engine.ddp import Replicas
 from lockstep.events.event import Events, Sink
 from lockstep.metrics.tally import Tally
+from lockstep.world.memory import peak_memory_bytes
 from lockstep.world.setup import setup_distributed
 from lockstep.world.world import World
 
@@ -103,10 +104,10 @@ class Trainer:
             self.step += 1
             last = self.step == total_steps
             if last or self.step % self._log_every == 0:
-                mean = (total.sum / total.count).item()
-                self._events.emit("step", self.step, epoch=epoch, loss=mean, samples=int(total.count))
-                now = time.perf_counter()
-                self._rank_log.emit("step", self.step, data_s=fetched - started, compute_s=now - fetched)
+                mean = (total.loss_sum / total.num_losses).item()
+                timing = {"data_s": fetched - started, "compute_s": time.perf_counter() - fetched}
+                self._events.emit("step", self.step, epoch=epoch, loss=mean, samples=int(total.num_losses))
+                self._rank_log.emit("step", self.step, **timing, **peak_memory_bytes(self.device))
             if last:
                 return
             started = time.perf_counter()
@@ -114,8 +115,8 @@ class Trainer:
 
 def _set_epoch(loader: DataLoader[Any], epoch: int) -> None:
     for sampler in (loader.batch_sampler, loader.sampler):
-        if hasattr(sampler, "set_epoch"):
-            sampler.set_epoch(epoch)
+        if (set_epoch := getattr(sampler, "set_epoch", None)) is not None:
+            set_epoch(epoch)
 
 
 def _to_device(value: Any, device: torch.device) -> Any:

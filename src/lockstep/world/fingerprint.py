@@ -19,5 +19,5 @@ def fingerprint(world: World) -> dict[str, Any]:
     if world.device.type == "cuda":
         facts["gpu"] = torch.cuda.get_device_name(world.device)
         facts["cuda"] = torch.version.cuda
-        facts["cudnn"] = torch.backends.cudnn.version()
+        facts["cudnn"] = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     return facts

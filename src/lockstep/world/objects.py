@@ -13,6 +13,7 @@ import torch.distributed as dist
 from safetensors.torch import load, save
 from torch import Tensor
 
+from lockstep.config.json_text import parse_json
 from lockstep.world.collectives import broadcast, get_rank, get_world_size
 
 MAX_BYTES = 256 * 2**20
@@ -87,7 +88,7 @@ def encode(value: Any, max_bytes: int = MAX_BYTES) -> Tensor:
 def decode(packet: Tensor, max_bytes: int = MAX_BYTES) -> Any:
     _checked_size(packet.numel(), max_bytes)
     tensors = load(packet.cpu().numpy().tobytes())
-    return _with_tensors(json.loads(tensors[_TEXT_NAME].numpy().tobytes()), tensors)
+    return _with_tensors(parse_json(tensors[_TEXT_NAME].numpy().tobytes()), tensors)
 
 
 def _without_tensors(value: Any, tensors: list[Tensor], place: str) -> Any:

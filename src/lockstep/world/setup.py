@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store  # torch.distributed re-exports these untyped
 
 from lockstep.config import environment
 from lockstep.config.environment import Placement
@@ -63,6 +64,7 @@ def setup_distributed(
         num_nodes=placement.num_nodes,
         device=chosen_device,
         backend=backend,
+        launcher=placement.launcher,
         attempt=placement.attempt,
     )
 
@@ -98,16 +100,17 @@ def _join(placement: Placement, backend: str, timeout_s: float) -> None:
     if placement.store_is_hosted or placement.rank != 0:
         store = reach_store(placement.master_addr, placement.master_port, timeout, f"rank {placement.rank}")
     else:
-        store = hold_store(placement.master_addr, placement.master_port, timeout)
+        # A job of one process need not be found by anybody, so it need not fight over a port either.
+        store = hold_store(placement.master_addr, placement.master_port if placement.world_size > 1 else 0, timeout)
     # A launcher's store outlives us: without a prefix of its own, a restarted or rejoined job would read the addresses
     # its predecessor left there.
     joins = store.add(f"lockstep/{placement.attempt}/joins/{placement.rank}", 1)
-    fresh = dist.PrefixStore(f"lockstep/{placement.attempt}/{joins}", store)
+    fresh = PrefixStore(f"lockstep/{placement.attempt}/{joins}", store)
     _await_everyone(fresh, placement, deadline)
     dist.init_process_group(backend, store=fresh, rank=placement.rank, world_size=placement.world_size, timeout=timeout)
 
 
-def _await_everyone(store: dist.Store, placement: Placement, deadline: float) -> None:
+def _await_everyone(store: Store, placement: Placement, deadline: float) -> None:
     """Wait until every rank has arrived, so that a missing one is named instead of a bare timeout later."""
     arrivals = [f"arrived/{rank}" for rank in range(placement.world_size)]
     store.set(arrivals[placement.rank], "1")

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from lockstep.config.environment import Launcher
+
 
 @dataclass(frozen=True)
 class World:
@@ -18,6 +20,7 @@ class World:
     num_nodes: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     backend: str | None = None  # None: no process group, which a world of one does not need
+    launcher: Launcher = "none"
     attempt: int = 0  # how often the launcher has restarted the job
 
     @property

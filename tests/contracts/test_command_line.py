@@ -1,0 +1,46 @@
+"""`--help` for each command: there, useful, and without loading torch."""
+
+import subprocess
+import sys
+
+import pytest
+
+COMMANDS = ["train", "run"]
+
+
+def help_of(*command: str) -> str:
+    code = f"""
+import sys
+sys.argv = ["lockstep", *{command!r}, "--help"]
+from lockstep.cli import main
+try:
+    main()
+finally:
+    print("LOADED", *sys.modules)
+"""
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert finished.returncode == 0, finished.stderr
+    text, _, loaded = finished.stdout.rpartition("LOADED")
+    assert not {"torch", "numpy"} & set(loaded.split())
+    return text
+
+
+def test_the_command_lists_its_commands() -> None:
+    text = help_of()
+    for name in COMMANDS:
+        assert f" {name} " in text
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_launch_options_have_torchruns_names(command: str) -> None:
+    text = help_of(command)
+    for option in ("-n", "--nproc-per-node", "--nnodes", "--node-rank", "--master-addr", "--master-port"):
+        assert option in text
+    assert f"lockstep {command}" in text, "an example to start from"
+
+
+def test_version() -> None:
+    finished = subprocess.run(
+        [sys.executable, "-m", "lockstep", "--version"], capture_output=True, text=True, check=True
+    )
+    assert finished.stdout.startswith("lockstep 0.")

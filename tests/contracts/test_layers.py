@@ -1,0 +1,71 @@
+"""Imports point to the left only: a layer knows those before it in this list, and no other."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import lockstep
+
+PACKAGE = Path(lockstep.__file__).parent
+
+ORDER = tuple(
+    "errors config events launcher world data engine metrics checkpoint train search recipes observe cli".split()  # noqa: SIM905
+)
+# Beside the others rather than after them: what they may know.
+BESIDE = {
+    "launcher": {"errors", "config", "events"},
+    "observe": {"errors", "config", "events"},
+    "testing": set(ORDER) - {"recipes", "observe", "cli"},
+    "__init__": set(ORDER),  # names the public API, lazily
+    "__main__": {"cli"},
+}
+
+# The environment is read in one file; the others are given what it says.
+READS_ENVIRONMENT = "config/environment.py"
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        yield path.relative_to(PACKAGE).parts[0].removesuffix(".py"), path
+
+
+def imported_layers(path: Path) -> set[str]:
+    """The layers that a file imports, anywhere in it."""
+    layers = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            names = [node.module or ""]
+            if node.module == "lockstep":
+                names = [f"lockstep.{alias.name}" for alias in node.names if alias.name != "__version__"]
+        layers |= {name.split(".")[1] for name in names if name.startswith("lockstep.")}
+    return layers
+
+
+@pytest.mark.parametrize(("layer", "path"), list(modules()), ids=lambda value: str(value).removeprefix(str(PACKAGE)))
+def test_imports_point_to_the_left(layer: str, path: Path) -> None:
+    allowed = BESIDE[layer] if layer in BESIDE else set(ORDER[: ORDER.index(layer)])
+    assert imported_layers(path) - {layer} <= allowed
+
+
+def test_every_folder_is_a_layer() -> None:
+    assert {layer for layer, _ in modules()} <= {*ORDER, *BESIDE}
+
+
+def test_the_environment_is_read_in_one_file() -> None:
+    readers = [str(p.relative_to(PACKAGE)) for _, p in modules() if {"environ", "getenv"} & _attributes(p)]
+    assert readers == [READS_ENVIRONMENT]
+
+
+def _attributes(path: Path) -> set[str]:
+    """Attributes of `os` that a file uses."""
+    return {
+        node.attr
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os"
+    }

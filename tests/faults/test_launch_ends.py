@@ -1,0 +1,211 @@
+"""However a launch ends, the cause is told from its victims, the exit code says what happened, and nothing is left."""
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.commands import LOCKSTEP, descendants, is_running, run, started, wait_for
+
+TWO = [*LOCKSTEP, "run", "-n", "2"]
+
+# Writes its process id, then does what its rank is told to: {"1": "raise"}.
+ACTOR = """
+import json, os, pathlib, signal, sys, time
+import lockstep, torch
+
+def main(world):
+    pathlib.Path(f"rank-{world.rank}.pid").write_text(str(os.getpid()))
+    lockstep.barrier()
+    act = json.loads(sys.argv[1]).get(str(world.rank))
+    if act == "raise":
+        raise ValueError("planted")
+    if act == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if act == "exit":
+        sys.exit(7)
+    if act == "leave":
+        return
+    if act == "user error":
+        from lockstep.errors import UserError
+        raise UserError("data.path: no such file")
+    lockstep.all_reduce(torch.ones(1))   # waits for the ranks that act
+
+if __name__ == "__main__":
+    lockstep.launch(main, device="cpu")
+"""
+
+# Needs no torch, and so starts at once: sleeps until it is stopped.
+SLEEPER = """
+import os, pathlib, sys, time
+rank = os.environ["RANK"]
+pathlib.Path(f"rank-{rank}.pid").write_text(str(os.getpid()))
+time.sleep(120)
+"""
+
+LOADER = """
+import os, pathlib, time
+import torch
+from torch.utils.data import DataLoader
+
+class Slow(torch.utils.data.Dataset):
+    def __len__(self): return 1000
+    def __getitem__(self, index):
+        pathlib.Path(f"data-{os.getpid()}.pid").write_text(str(os.getpid()))
+        time.sleep(0.1)
+        return index
+
+if __name__ == "__main__":
+    pathlib.Path(f"rank-{os.environ['RANK']}.pid").write_text(str(os.getpid()))
+    for _ in DataLoader(Slow(), num_workers=1):
+        pass
+"""
+
+
+def script(folder: Path, text: str) -> str:
+    (folder / "script.py").write_text(text)
+    return "script.py"
+
+
+def pids(folder: Path, pattern: str = "rank-*.pid") -> list[int]:
+    return [int(path.read_text()) for path in folder.glob(pattern) if path.read_text()]
+
+
+@pytest.mark.parametrize(
+    ("act", "first_line"),
+    [
+        ("raise", "lockstep: rank 1 of 2 failed, the cause: ValueError: planted"),
+        ("kill", "lockstep: rank 1 of 2 failed, the cause: killed by SIGKILL"),
+        ("exit", "lockstep: rank 1 of 2 failed, the cause: exited with code 7"),
+        ("leave", "lockstep: rank 1 of 2 failed, the cause: it finished early (exit code 0)"),
+    ],
+)
+def test_the_cause_comes_first_and_the_victims_in_one_line(tmp_path: Path, act: str, first_line: str) -> None:
+    finished = run([*TWO, script(tmp_path, ACTOR), json.dumps({"1": act})], tmp_path)
+    assert finished.code == 3
+    lines = finished.err.splitlines()
+    assert lines[0].startswith(first_line), finished.err
+    assert lines[-1].startswith("its victims: rank 0 ("), finished.err
+    assert finished.err.count("Traceback") == (1 if act == "raise" else 0)
+    if act == "raise":
+        assert 'raise ValueError("planted")' in finished.err
+        assert "worker.py" not in finished.err, "frames between the launcher and the script are noise"
+
+
+def test_a_users_mistake_seen_by_all_ranks_is_said_once(tmp_path: Path) -> None:
+    finished = run([*TWO, script(tmp_path, ACTOR), json.dumps({"0": "user error", "1": "user error"})], tmp_path)
+    assert finished.code == 2
+    assert finished.err.splitlines() == ["lockstep: data.path: no such file"]
+
+
+def test_restarts_are_counted_and_a_fresh_attempt_can_succeed(tmp_path: Path) -> None:
+    text = """
+import os, sys
+import lockstep, torch
+def main(world):
+    lockstep.all_reduce(torch.ones(1))
+    print(f"attempt {world.attempt} of rank {world.rank}")
+    if world.attempt == 0 and world.rank == 0:
+        raise RuntimeError("the first time only")
+    lockstep.barrier()
+lockstep.launch(main, device="cpu")
+"""
+    finished = run([*TWO, "--max-restarts", "1", script(tmp_path, text)], tmp_path)
+    assert finished.code == 0, finished.err
+    assert "rank 0 of 2 failed, the cause: RuntimeError: the first time only" in finished.err
+    assert "restarting all ranks" in finished.err
+    assert "attempt 1 of rank 0" in finished.out
+    assert "attempt 1 of rank 1" in finished.out
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_request_ends_everything(tmp_path: Path, stop: signal.Signals) -> None:
+    with started([*TWO, script(tmp_path, SLEEPER)], tmp_path) as agent:
+        wait_for(lambda: len(pids(tmp_path)) == 2, 30, "both ranks started")
+        agent.send_signal(stop)
+        _, err = agent.communicate(timeout=20)
+        assert agent.returncode == 75
+        assert f"stopped on request ({stop.name})" in err
+        assert "Traceback" not in err
+        assert not any(map(is_running, pids(tmp_path)))
+
+
+def test_no_rank_outlives_a_killed_launcher_by_more_than_two_seconds(tmp_path: Path) -> None:
+    with started([*TWO, script(tmp_path, SLEEPER)], tmp_path) as agent:
+        wait_for(lambda: len(pids(tmp_path)) == 2, 30, "both ranks started")
+        agent.kill()
+        wait_for(lambda: not any(map(is_running, pids(tmp_path))), 2, "no rank is left")
+
+
+def test_no_data_worker_outlives_a_killed_launcher_by_more_than_eight_seconds(tmp_path: Path) -> None:
+    with started([*LOCKSTEP, "run", "-n", "1", script(tmp_path, LOADER)], tmp_path) as agent:
+        wait_for(lambda: len(pids(tmp_path, "data-*.pid")) == 1, 30, "the data worker started")
+        workers = pids(tmp_path, "data-*.pid")
+        agent.kill()
+        wait_for(lambda: not any(map(is_running, workers)), 8, "no data worker is left")
+
+
+def test_a_job_on_one_machine_listens_on_loopback_only(tmp_path: Path) -> None:
+    text = """
+import pathlib, time
+import lockstep, torch
+def main(world):
+    lockstep.all_reduce(torch.ones(1))
+    pathlib.Path(f"rank-{world.rank}.pid").write_text("1")
+    time.sleep(60)
+lockstep.launch(main, device="cpu")
+"""
+    with started([*TWO, script(tmp_path, text)], tmp_path) as agent:
+        wait_for(lambda: len(pids(tmp_path)) == 2, 40, "both ranks joined")
+        everyone = [psutil.Process(agent.pid), *descendants(agent.pid)]
+        listening = [
+            connection.laddr.ip
+            for process in everyone
+            for connection in process.net_connections()
+            if connection.status == psutil.CONN_LISTEN
+        ]
+        assert len(listening) >= 3, "the agent's store and each rank's gloo"
+        assert set(listening) == {"127.0.0.1"}
+
+
+def test_faults_in_a_config_are_told_at_once_before_any_process_starts(tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text("recipe: digits\nepochs: none\noptim: {lrr: 1}\nbatch: {global: 64}\n")
+    finished = run([*LOCKSTEP, "train", "bad.yaml", "-n", "2", "model.depth=2"], tmp_path)
+    assert finished.code == 2
+    lines = finished.err.splitlines()
+    assert len(lines) == 3
+    assert all(line.startswith("lockstep: ") for line in lines)
+    assert "did you mean optim.lr?" in finished.err
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train", "no-such-recipe"], "neither a file nor a built-in recipe (digits)"),
+        (["train", "missing.yaml"], "missing.yaml"),
+        (["train", "digits", "-n", "two"], "-n two: expected a whole number, or auto"),
+        (["run", "-n", "2", "missing.py"], "missing.py: no such script"),
+        (["train", "digits", "recipe=json:loads"], "json:loads"),
+    ],
+)
+def test_other_mistakes_are_one_line(tmp_path: Path, arguments: list[str], words: str) -> None:
+    finished = run([*LOCKSTEP, *arguments], tmp_path)
+    assert finished.code == 2
+    assert len(finished.err.splitlines()) == 1
+    assert words in finished.err
+
+
+def test_contradictory_variables_are_one_line(tmp_path: Path) -> None:
+    finished = run([*LOCKSTEP, "train", "digits"], tmp_path, {"RANK": "3", "WORLD_SIZE": "2"})
+    assert finished.code == 2
+    assert finished.err == "lockstep: RANK=3 but WORLD_SIZE=2: ranks go from 0 to 1\n"
+
+
+def test_the_interpreter_of_the_agent_runs_the_workers(tmp_path: Path) -> None:
+    text = "import sys; print(sys.executable)"
+    finished = run([*TWO, script(tmp_path, text)], tmp_path)
+    assert finished.out.splitlines() == [sys.executable] * 2

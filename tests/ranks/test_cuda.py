@@ -1,0 +1,79 @@
+"""The primitives on a GPU: over NCCL, and over gloo where several processes share one device."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.commands import LOCKSTEP, run
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+SCRIPT = """
+import json, os, sys
+rank = os.environ.get("RANK", "0")
+if "nccl" in sys.argv:
+    # NCCL refuses two ranks on one GPU of one host: let each believe in a host of its own.
+    os.environ |= {"NCCL_HOSTID": f"host{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+import torch, lockstep
+
+def main(world):
+    own = torch.full((3,), float(world.rank + 1), device=world.device)
+    model = torch.nn.Linear(2, 2).to(world.device)
+    wrapped = torch.nn.parallel.DistributedDataParallel(model) if world.size > 1 else model
+    wrapped(torch.ones(1, 2, device=world.device) * (world.rank + 1)).sum().backward()
+    print(json.dumps({
+        "rank": world.rank, "backend": world.backend, "device": str(world.device),
+        "sum": lockstep.all_reduce(own.clone()).tolist(), "mean": lockstep.reduce_tensor(own).tolist(),
+        "all": [part[0].item() for part in lockstep.all_gather(own)],
+        "broadcast": lockstep.broadcast(own.clone()).tolist(), "gradient": model.weight.grad[0, 0].item(),
+        "objects": [{**o, "t": o["t"].tolist()} for o in lockstep.all_gather_object({"r": world.rank, "t": own})],
+        "from_0": lockstep.broadcast_object("hello" if world.rank == 0 else None),
+    }), flush=True)
+    lockstep.barrier()
+    if "fail" in sys.argv and world.rank == world.size - 1:
+        raise ValueError("planted")
+
+if __name__ == "__main__":
+    backend = "nccl" if "nccl" in sys.argv else None
+    lockstep.launch(main, nproc="auto" if "auto" in sys.argv else None, backend=backend)
+"""
+
+
+@pytest.mark.parametrize(("size", "argument"), [(2, "nccl"), (3, "nccl"), (2, "auto backend")])
+def test_several_processes_on_one_gpu(tmp_path: Path, size: int, argument: str) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    finished = run([*LOCKSTEP, "run", "-n", str(size), "script.py", argument], tmp_path)
+    assert finished.code == 0, finished.err
+    reports = [json.loads(line) for line in finished.out.splitlines() if line.startswith("{")]
+    assert sorted(report["rank"] for report in reports) == list(range(size))
+    total = size * (size + 1) / 2
+    shared = size > torch.cuda.device_count()
+    for report in reports:
+        assert report["backend"] == ("gloo" if shared and argument != "nccl" else "nccl")
+        assert report["device"] == f"cuda:{report['rank'] % torch.cuda.device_count()}"
+        assert report["sum"] == [total] * 3
+        assert report["mean"] == [total / size] * 3
+        assert report["gradient"] == total / size
+        assert report["all"] == [rank + 1.0 for rank in range(size)]
+        assert report["broadcast"] == [1.0] * 3
+        assert [value["r"] for value in report["objects"]] == list(range(size))
+        assert report["objects"][-1]["t"] == [float(size)] * 3
+        assert report["from_0"] == "hello"
+    assert ("brings no parallelism" in finished.err) == shared
+
+
+def test_a_failing_rank_is_named_over_nccl(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    finished = run([*LOCKSTEP, "run", "-n", "2", "script.py", "nccl", "fail"], tmp_path)
+    assert finished.code == 3
+    assert "rank 1 of 2 failed, the cause: ValueError: planted" in finished.err
+
+
+def test_one_process_per_device_from_a_plain_script(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    finished = run([sys.executable, "script.py", "auto"], tmp_path)
+    assert finished.code == 0, finished.err
+    assert finished.out.count('"device": "cuda:') == torch.cuda.device_count()

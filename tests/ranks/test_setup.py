@@ -1,0 +1,100 @@
+"""Joining a job: who arrives, who is missed, and where it listens."""
+
+import os
+import re
+import socket
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+import lockstep
+from lockstep.errors import WorldError
+from lockstep.testing import RanksFailed, ranks
+from lockstep.world.world import World
+
+
+def describe_world(world: World) -> tuple[object, ...]:
+    return world.rank, world.local_rank, world.size, world.backend, world.device.type, os.environ["MASTER_ADDR"]
+
+
+def test_each_process_has_its_own_rank_and_the_backend_of_its_device() -> None:
+    expected = [(rank, rank, 3, "gloo", "cpu", "127.0.0.1") for rank in range(3)]
+    assert ranks(3).run(describe_world) == expected
+
+
+def listening_addresses(world: World) -> set[str]:
+    lockstep.barrier()
+    found = {c.laddr.ip for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN}
+    lockstep.barrier()
+    return found
+
+
+def test_one_machine_listens_on_loopback_only() -> None:
+    for found in ranks(2).run(listening_addresses):
+        assert found == {"127.0.0.1"}
+
+
+def leave_and_join_again(world: World) -> list[int]:
+    sums = []
+    for _ in range(2):
+        lockstep.cleanup_distributed()
+        assert not dist.is_initialized()
+        again = lockstep.setup_distributed(world.rank, world.size, timeout_s=30, device="cpu")
+        sums.append(int(lockstep.all_reduce(torch.tensor(again.rank))))
+    return sums
+
+
+def test_leaving_and_joining_again() -> None:
+    assert ranks(2).run(leave_and_join_again) == [[1, 1], [1, 1]]
+
+
+def join_without_the_last(world: World) -> str:
+    lockstep.cleanup_distributed()
+    if world.rank == world.size - 1:
+        return "stayed away"
+    with pytest.raises(WorldError) as caught:
+        lockstep.setup_distributed(world.rank, world.size, timeout_s=1.5, device="cpu")
+    return str(caught.value)
+
+
+def test_a_rank_that_never_arrives_is_named() -> None:
+    first, second, _ = ranks(3).run(join_without_the_last)
+    assert re.match(r"rank 0 waited in vain for rank 2 of 3 at 127\.0\.0\.1:\d+", first)
+    # The store is rank 0's: when it gives up first, rank 1 may find the store gone instead.
+    assert re.match(r"rank 1 (waited in vain for rank 2|cannot reach)", second)
+
+
+def join_twice(world: World) -> None:
+    lockstep.setup_distributed(world.rank, world.size, device="cpu")
+
+
+def test_joining_twice_is_refused() -> None:
+    with pytest.raises(RanksFailed, match="already initialized"):
+        ranks(2).run(join_twice)
+
+
+def test_a_port_that_is_taken_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", str(port))
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+        monkeypatch.setenv("NCCL_SOCKET_IFNAME", "lo")
+        with pytest.raises(WorldError, match=f"cannot listen on 127.0.0.1:{port}.*MASTER_PORT"):
+            lockstep.setup_distributed(0, 2, device="cpu")
+
+
+def test_a_store_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    for name, value in {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
+    }.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(WorldError, match=f"rank 1 cannot reach the job's store at 127.0.0.1:{port}"):
+        lockstep.setup_distributed(1, 2, timeout_s=1, device="cpu")

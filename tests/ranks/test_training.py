@@ -1,0 +1,112 @@
+"""Training on several ranks: the global mean's gradient, exact metrics, and rank 0 alone at the disk and the screen."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from lockstep.config.schema import BatchConfig, Config
+from lockstep.engine.ddp import Replicas
+from lockstep.events.event import Event
+from lockstep.events.run_folder import RunFolder
+from lockstep.metrics.tally import Tally
+from lockstep.recipes.registry import load_recipe
+from lockstep.testing import RanksFailed, ranks
+from lockstep.train.run import global_batch, train_recipe
+from lockstep.world.world import World
+
+INPUTS = torch.linspace(-1, 1, 10).unsqueeze(1)
+
+
+def gradient_of_uneven_parts(world: World, bounds: list[int]) -> list[float]:
+    torch.manual_seed(0)
+    replicas = Replicas(nn.Linear(1, 1), world)
+    part = INPUTS[bounds[world.rank] : bounds[world.rank + 1]]
+    total = replicas.backward((replicas.wrapped(part) ** 2).sum(), len(part))
+    gradients = [parameter.grad for parameter in replicas.model.parameters()]
+    return [*(g.item() for g in gradients if g is not None), (total.loss_sum / total.num_losses).item()]
+
+
+def test_uneven_ranks_weigh_as_their_samples_do() -> None:
+    alone = gradient_of_uneven_parts(World(), [0, 10])
+    for together in ranks(3).run(gradient_of_uneven_parts, [0, 1, 4, 10]):
+        assert together == pytest.approx(alone, rel=1e-5)
+
+
+def mean_of_uneven_counts(world: World) -> dict[str, float]:
+    tally = Tally(world.device)
+    if world.rank > 0:  # rank 0 sees no sample at all
+        tally.add({"accuracy": (torch.tensor(float(world.rank)), 4), "loss": (1.0, world.rank)})
+    return tally.means()
+
+
+def test_means_are_over_samples_and_known_everywhere() -> None:
+    for means in ranks(3).run(mean_of_uneven_counts):
+        assert means == {"accuracy": 3 / 8, "loss": 2 / 3}
+
+
+class Remember:
+    def __init__(self) -> None:
+        self.kinds: list[str] = []
+
+    def emit(self, event: Event) -> None:
+        self.kinds.append(event["kind"])
+
+    def close(self) -> None:
+        pass
+
+
+def train_in_a_folder_of_ones_own(world: World, parent: str) -> tuple[list[str], list[str], dict[str, float]]:
+    """Ranks are given different folders and screens, so that what each writes can be told apart."""
+    recipe, config = load_recipe("digits", ["quick=true", "model.width=4"])
+    folder, screen = Path(parent) / f"of-rank-{world.rank}", Remember()
+    outcome = train_recipe(recipe, config, world, RunFolder(folder), [screen])
+    written = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    return written, screen.kinds, outcome.metrics
+
+
+def test_rank_0_alone_writes_and_prints(tmp_path: Path) -> None:
+    first, second = ranks(2).run(train_in_a_folder_of_ones_own, str(tmp_path))
+    assert first[0] == [
+        "checkpoints/LATEST",
+        "checkpoints/step-8/manifest.json",
+        "checkpoints/step-8/model.safetensors",
+        "config.yaml",
+        "events.jsonl",
+        "ranks/0.jsonl",
+        "run.json",
+    ]
+    assert second[0] == ["ranks/1.jsonl"]
+    assert first[1] == ["start", "step", "eval", "checkpoint", "end"]
+    assert second[1] == []
+    assert first[2] == second[2], "every rank knows the metrics"
+
+
+def train_without_ddp(world: World, folder: str) -> None:
+    recipe, config = load_recipe("digits", ["quick=true", "use_ddp=no"])
+    train_recipe(recipe, config, world, RunFolder(Path(folder)), [])
+
+
+def test_use_ddp_false_is_for_one_process(tmp_path: Path) -> None:
+    with pytest.raises(RanksFailed, match="use_ddp=false means one process, but 2 were started"):
+        ranks(2).run(train_without_ddp, str(tmp_path / "a"))
+    train_without_ddp(World(), str(tmp_path / "b"))
+
+
+def refuse_together(world: World, folder: str) -> None:
+    recipe, config = load_recipe("digits", ["quick=true"])
+    train_recipe(recipe, config, world, RunFolder(Path(folder)), [])
+
+
+def test_all_ranks_learn_that_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("")
+    with pytest.raises(RanksFailed, match="2 of 2 ranks failed") as caught:
+        ranks(2).run(refuse_together, str(tmp_path))
+    assert str(caught.value).count("UserError: " + str(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(("batch", "expected"), [({"global_batch": 64}, 64), ({"per_device": 32}, 128)])
+def test_the_effective_batch(batch: dict[str, int], expected: int) -> None:
+    config = Config(recipe="digits", epochs=1, batch=BatchConfig(**batch))  # type: ignore[arg-type]
+    assert global_batch(config, World(size=4)) == expected

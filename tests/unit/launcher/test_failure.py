@@ -1,0 +1,69 @@
+"""The cause is told from its victims by how each rank ended, not by who was loudest."""
+
+from pathlib import Path
+
+from lockstep.launcher.failure import RankEnd, Report, explain, only_victims, read_report
+
+
+def raised(error: str, time: float = 1.0, *, communication: bool = False, deliberate: bool = False) -> Report:
+    return Report(time, error, f"Traceback of {error}", deliberate, 2 if deliberate else None, communication)
+
+
+LOST = raised("RuntimeError: Connection closed by peer", 0.5, communication=True)
+
+
+def test_an_exception_is_the_cause_and_the_rest_are_victims_in_one_line() -> None:
+    verdict = explain([RankEnd(0, 1, LOST), RankEnd(1, 1, raised("ValueError: planted")), RankEnd(2, None)], 3)
+    lines = verdict.text.splitlines()
+    assert lines[0] == "rank 1 of 3 failed, the cause: ValueError: planted"
+    assert lines[1] == "Traceback of ValueError: planted"
+    assert lines[-1] == "its victims: rank 0 (lost contact), rank 2 (stopped)"
+    assert verdict.exit_code == 3
+
+
+def test_the_earliest_exception_wins() -> None:
+    ends = [RankEnd(0, 1, raised("ValueError: later", 2.0)), RankEnd(1, None, raised("ValueError: first", 1.0))]
+    assert "rank 1 of 2 failed, the cause: ValueError: first" in explain(ends, 2).text
+
+
+def test_a_killed_rank_is_the_cause_though_only_its_victim_left_word() -> None:
+    text = explain([RankEnd(0, 1, LOST), RankEnd(1, -9)], 2).text
+    assert text.startswith("rank 1 of 2 failed, the cause: killed by SIGKILL")
+
+
+def test_an_abort_is_suspected_less_than_an_exception() -> None:
+    text = explain([RankEnd(0, -6), RankEnd(1, 1, raised("KeyError: 'x'"))], 2).text
+    assert "cause: KeyError: 'x'" in text
+    assert "rank 0 (ended by SIGABRT)" in text
+
+
+def test_a_rank_that_left_early_is_named() -> None:
+    text = explain([RankEnd(0, 1, LOST), RankEnd(1, 0)], 2).text
+    assert text.startswith("rank 1 of 2 failed, the cause: it finished early")
+
+
+def test_an_exit_code_without_a_word() -> None:
+    assert "rank 0 of 2 failed, the cause: exited with code 7" in explain([RankEnd(0, 7), RankEnd(1, None)], 2).text
+
+
+def test_a_deliberate_error_is_its_message_alone_and_said_once() -> None:
+    refused = raised("UserError: runs/a is taken", deliberate=True)
+    verdict = explain([RankEnd(0, 1, refused), RankEnd(1, 1, refused)], 2)
+    assert verdict.text == "runs/a is taken"
+    assert verdict.exit_code == 2
+    assert explain([RankEnd(0, 1, refused), RankEnd(1, None)], 2).text == "rank 0: runs/a is taken"
+
+
+def test_reports_are_read_with_suspicion(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.json"
+    assert read_report(path) is None
+    for content in (b"", b"{", b"[]", b'{"time": 1}', b"\xff", b'{"exec": 1}'):
+        path.write_bytes(content)
+        assert read_report(path) is None
+
+
+def test_victims_alone_mean_that_the_cause_is_still_to_be_seen() -> None:
+    assert only_victims([RankEnd(0, 1, LOST), RankEnd(1, None)])
+    assert not only_victims([RankEnd(0, 1, LOST), RankEnd(1, 7)])
+    assert not only_victims([RankEnd(0, 1, LOST), RankEnd(1, None, raised("ValueError: planted"))])
+    assert not only_victims([RankEnd(0, 1, LOST), RankEnd(1, 1, LOST)])

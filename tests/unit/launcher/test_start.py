@@ -1,0 +1,31 @@
+"""Impossible launches are refused before anything starts."""
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.errors import UserError
+from lockstep.launcher.start import LaunchPlan, start
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        (LaunchPlan(nproc=0), "--nproc-per-node 0"),
+        (LaunchPlan(nnodes=0), "--nnodes 0"),
+        (LaunchPlan(nnodes=2), "--node-rank and --master-addr"),
+        (LaunchPlan(nnodes=2, node_rank=2, master_addr="a"), "--node-rank 2"),
+        (LaunchPlan(node_rank=1), "--node-rank 1"),
+        (LaunchPlan(master_port=70000), "--master-port 70000"),
+        (LaunchPlan(rdzv_endpoint="a:1"), "--nnodes"),
+        (LaunchPlan(max_restarts=-1), "--max-restarts -1"),
+    ],
+)
+def test_impossible_plans(plan: LaunchPlan, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        start(plan, [__file__])
+
+
+def test_a_missing_script(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"nothing\.py: no such script"):
+        start(LaunchPlan(), [str(tmp_path / "nothing.py")])

@@ -1,0 +1,72 @@
+"""What a person sees: words, JSON, a bar, or nothing."""
+
+import io
+import json
+
+from lockstep.events.event import Event, Events
+from lockstep.observe.console import PlainConsole, console_for, describe
+
+START: Event = {
+    "t": 0.0,
+    "attempt": 1,
+    "step": 0,
+    "kind": "start",
+    "recipe": "digits",
+    "processes": 2,
+    "device": "cpu",
+    "backend": "gloo",
+    "launcher": "lockstep",
+    "effective_batch": 64,
+    "total_steps": 10,
+    "parameters": 1234,
+    "folder": "runs/a",
+}
+
+
+def test_the_start_names_processes_and_the_effective_batch() -> None:
+    lines = describe(START)
+    assert lines[0] == "Initialized DDP with 2 processes (gloo, cpu)"
+    assert "effective batch 64 = 2 × 32" in lines[1]
+    assert "runs/a" in lines[1]
+
+
+def test_an_uneven_share_is_shown_as_it_is() -> None:
+    assert "effective batch 64 = 3 × 21–22" in describe(START | {"processes": 3})[1]
+
+
+def test_a_worker_of_another_launcher_says_so() -> None:
+    assert "supervised by whoever started them (torchrun)" in "\n".join(describe(START | {"launcher": "torchrun"}))
+
+
+def test_a_single_process_claims_no_process_group() -> None:
+    assert "Initialized" not in "\n".join(describe(START | {"backend": None, "processes": 1, "launcher": "none"}))
+
+
+def test_a_second_attempt_is_told() -> None:
+    assert "attempt 2" in "\n".join(describe(START | {"attempt": 2}))
+
+
+def test_plain_lines_where_there_is_no_terminal() -> None:
+    stream = io.StringIO()
+    (console,) = console_for(stream)
+    assert isinstance(console, PlainConsole)
+    events = Events([console])
+    events.emit("step", 3, loss=float("nan"))
+    events.emit("eval", 3, epoch=1, metrics={"accuracy": 0.5})
+    events.emit("incident", 4)
+    assert stream.getvalue().splitlines() == [
+        "step      3  loss nan",
+        "step      3  epoch   1  test: accuracy 0.5000",
+        "incident at step 4",
+    ]
+
+
+def test_json_is_the_events_themselves() -> None:
+    stream = io.StringIO()
+    (console,) = console_for(stream, as_json=True)
+    console.emit(START)
+    assert json.loads(stream.getvalue()) == START
+
+
+def test_quiet_is_silent() -> None:
+    assert console_for(io.StringIO(), quiet=True) == []

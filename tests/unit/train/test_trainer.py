@@ -1,0 +1,81 @@
+"""The trainer on one process: it learns, counts, and asks the world for a device only where the script named none."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lockstep.events.event import Event, Events
+from lockstep.train.trainer import Trainer
+from lockstep.world.world import World
+
+
+class Remember:
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def emit(self, event: Event) -> None:
+        self.events.append(event)
+
+    def close(self) -> None:
+        pass
+
+
+def loader(count: int = 12, batch: int = 4) -> DataLoader[object]:
+    inputs = torch.linspace(-1, 1, count).unsqueeze(1)
+    return DataLoader(TensorDataset(inputs, 3 * inputs + 1), batch_size=batch)
+
+
+def squared(model: nn.Module, batch: list[torch.Tensor]) -> tuple[torch.Tensor, int]:
+    inputs, targets = batch
+    return F.mse_loss(model(inputs), targets, reduction="sum"), len(inputs)
+
+
+def make(**options: object) -> Trainer:
+    torch.manual_seed(0)
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    metrics = lambda model, batch: {"error": squared(model, batch)}  # noqa: E731
+    return Trainer(model, optimizer, squared, metrics, **options)  # type: ignore[arg-type]
+
+
+def test_it_learns_a_line() -> None:
+    trainer = make()
+    history = trainer.train(loader(), loader(), epochs=60)
+    assert len(history) == 60
+    assert trainer.step == 180
+    assert history[-1]["error"] < 1e-3 < history[0]["error"]
+    assert trainer.model.weight.item() == pytest.approx(3, abs=0.1)  # type: ignore[union-attr, operator]
+
+
+def test_steps_end_in_the_middle_of_an_epoch() -> None:
+    trainer = make()
+    assert [entry["step"] for entry in trainer.train(loader(), loader(), steps=5)] == [3, 5]
+
+
+def test_either_epochs_or_steps() -> None:
+    for both in ({}, {"epochs": 1, "steps": 1}):
+        with pytest.raises(ValueError, match="either epochs or steps"):
+            make().train(loader(), **both)  # type: ignore[arg-type]
+
+
+def test_the_last_step_is_always_shown() -> None:
+    told, timed = Remember(), Remember()
+    make(events=Events([told]), rank_log=timed, log_every=2).train(loader(), steps=5)
+    assert [event["step"] for event in told.events if event["kind"] == "step"] == [2, 4, 5]
+    assert {"data_s", "compute_s", "peak_host_bytes"} <= timed.events[0].keys()
+
+
+def test_device_of_the_script_or_of_the_trainer() -> None:
+    assert make(device="cpu").device == torch.device("cpu")
+    chosen = make().device
+    assert chosen.type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert make(world=World(device=torch.device("meta"))).device.type == "meta"
+
+
+def test_evaluation_leaves_the_mode_as_it_was() -> None:
+    trainer = make()
+    trainer.model.train()
+    trainer.evaluate(loader())
+    assert trainer.model.training

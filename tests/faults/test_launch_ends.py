@@ -14,7 +14,7 @@ TWO = [*LOCKSTEP, "run", "-n", "2"]
 
 # Writes its process id, then does what its rank is told to: {"1": "raise"}.
 ACTOR = """
-import json, os, pathlib, signal, sys, time
+import atexit, json, os, pathlib, signal, sys, time
 import lockstep, torch
 
 def main(world):
@@ -26,6 +26,7 @@ def main(world):
     if act == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if act == "exit":
+        atexit.register(time.sleep, 1)  # its connections are closed long before it is dead: its victim ends first
         sys.exit(7)
     if act == "leave":
         return
@@ -101,22 +102,28 @@ def test_a_users_mistake_seen_by_all_ranks_is_said_once(tmp_path: Path) -> None:
     assert finished.err.splitlines() == ["lockstep: data.path: no such file"]
 
 
-def test_restarts_are_counted_and_a_fresh_attempt_can_succeed(tmp_path: Path) -> None:
+def test_restarts_are_counted_and_every_attempt_gets_a_store_of_its_own(tmp_path: Path) -> None:
+    # Plain torch, which leaves its addresses in the store under the same names each time.
     text = """
-import os, sys
-import lockstep, torch
-def main(world):
-    lockstep.all_reduce(torch.ones(1))
-    print(f"attempt {world.attempt} of rank {world.rank}")
-    if world.attempt == 0 and world.rank == 0:
-        raise RuntimeError("the first time only")
-    lockstep.barrier()
-lockstep.launch(main, device="cpu")
+import os
+import torch, torch.distributed as dist
+rank, attempt = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+print("left behind" if store.check([f"left behind by {rank}"]) else "fresh")
+store.set(f"left behind by {rank}", "1")
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+print(f"attempt {attempt} of rank {rank}")
+if attempt == "0" and rank == "0":
+    raise RuntimeError("the first time only")
+dist.barrier()
+dist.destroy_process_group()
 """
     finished = run([*TWO, "--max-restarts", "1", script(tmp_path, text)], tmp_path)
     assert finished.code == 0, finished.err
     assert "rank 0 of 2 failed, the cause: RuntimeError: the first time only" in finished.err
     assert "restarting all ranks" in finished.err
+    assert finished.out.count("fresh") == 4, finished.out
     assert "attempt 1 of rank 0" in finished.out
     assert "attempt 1 of rank 1" in finished.out
 
@@ -205,7 +212,12 @@ def test_contradictory_variables_are_one_line(tmp_path: Path) -> None:
     assert finished.err == "lockstep: RANK=3 but WORLD_SIZE=2: ranks go from 0 to 1\n"
 
 
-def test_the_interpreter_of_the_agent_runs_the_workers(tmp_path: Path) -> None:
-    text = "import sys; print(sys.executable)"
-    finished = run([*TWO, script(tmp_path, text)], tmp_path)
-    assert finished.out.splitlines() == [sys.executable] * 2
+def test_a_script_that_never_imports_lockstep_is_launched_alike(tmp_path: Path) -> None:
+    text = """
+import os, sys
+print(sys.executable, os.environ["OMP_NUM_THREADS"], os.environ["GLOO_SOCKET_IFNAME"], sys.argv, sys.path[0])
+"""
+    finished = run([*TWO, script(tmp_path, text), "--flag"], tmp_path)
+    assert finished.out.splitlines() == [f"{sys.executable} 1 lo ['script.py', '--flag'] {tmp_path}"] * 2
+    three_threads = run([*TWO, "script.py"], tmp_path, {"OMP_NUM_THREADS": "3"})
+    assert three_threads.out.count(" 3 ") == 2

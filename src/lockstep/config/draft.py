@@ -1,4 +1,4 @@
-"""A config as written, before a schema has been chosen for it: its file, the files that builds on, and overrides.
+"""A config as written, before a schema has been chosen for it: its file, the files it builds on, and overrides.
 
 Loading takes two steps because the command line must see `recipe:` before it knows which schema to check against:
 
@@ -26,6 +26,12 @@ from lockstep.errors import ConfigError
 MAX_BASES = 8
 MAX_PROBLEMS = 50  # what a person will read; the wrong file altogether may have a hundred thousand
 COMMAND_LINE = "command line"
+
+# Two ways to say one thing: said one way in a file, it can be said the other way on top of it.
+ALTERNATIVES: tuple[tuple[KeyPath, KeyPath], ...] = (
+    (("epochs",), ("steps",)),
+    (("batch", "global"), ("batch", "per_device")),
+)
 
 Builtin: TypeAlias = Callable[[str], Path | None]  # from the name of a built-in config to its file
 Model = TypeVar("Model", bound=BaseModel)
@@ -71,22 +77,31 @@ def read(path: str | Path, overrides: Iterable[str] = (), *, builtin: Builtin | 
     """The file at `path` over its bases, with `key=value` overrides on top; what is malformed is reported at once.
 
     An override's value follows the rules of the file: `tags=[a, b]` is a list, `name=` is null (as `name:` is),
-    `name=""` is empty text, and a mapping joins the one that is there.
+    `name=""` is empty text, and a mapping joins the one that is there. `steps=9` replaces a file's `epochs`.
     """
     faults: list[str] = []
-    layers: list[Value] = []
+    file = Value({}, "")
+    changes = Value({}, COMMAND_LINE)
     try:
-        layers.append(_read_with_bases(Path(path), builtin))
+        file = _read_with_bases(Path(path), builtin)
     except ConfigError as error:
         faults.extend(error.problems)
     for override in overrides:
         try:
-            layers.append(_read_override(override))
+            changes = changes.merge(_read_override(override))
         except ConfigError as error:
             faults.extend(error.problems)
     if faults:
         raise ConfigError(_first(faults))
-    return Draft(Value(reduce(Value.merge, layers).content, layers[0].origin))
+    return Draft(Value(_lay_over(file, changes).content, file.origin))
+
+
+def _lay_over(earlier: Value, later: Value) -> Value:
+    for pair in ALTERNATIVES:
+        for given, other in (pair, pair[::-1]):
+            if later.gives(given) and not later.gives(other):
+                earlier = earlier.without(other)
+    return earlier.merge(later)
 
 
 def _read_with_bases(path: Path, builtin: Builtin | None) -> Value:
@@ -108,7 +123,7 @@ def _read_with_bases(path: Path, builtin: Builtin | None) -> Value:
         document, base = _split_base(read_mapping(text, printable(str(path))))
         layers.append(document)
         if base is None:
-            return reduce(Value.merge, reversed(layers))
+            return reduce(_lay_over, reversed(layers))
         naming = f"{base.origin}: base: "
         path = _base_path(base, path.parent, builtin)
 

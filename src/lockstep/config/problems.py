@@ -23,8 +23,6 @@ _OUTLINED = {
     "int_from_float",
     "whole_number",
 }
-
-
 _PYDANTIC = frozenset(get_args(core_schema.ErrorType))  # the rest were raised by a schema, with words of its own
 
 

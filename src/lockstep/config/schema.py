@@ -1,9 +1,11 @@
 """The schema of a training config, and the field types that schemas are written with.
 
-class MyConfig(lockstep.Config):
-    width: Count = 64
+A user's own is a subclass:
 
-config = MyConfig.from_file("run.yaml", ["optim.lr=1e-3"])
+    class MyConfig(lockstep.Config):
+        width: Count = 64
+
+    config = MyConfig.from_file("run.yaml", ["optim.lr=1e-3"])
 """
 
 from collections.abc import Iterable
@@ -117,8 +119,8 @@ class BatchConfig(Frozen):
     """The batch of a step, said in one of two ways."""
 
     # Not `alias`: a type checker would then want the keyword argument `global`, which Python cannot write.
-    global_batch: Count | None = Field(None, validation_alias="global", serialization_alias="global")
-    per_device: Count | None = Field(None, validate_default=True)
+    global_batch: Count | None = Field(default=None, validation_alias="global", serialization_alias="global")
+    per_device: Count | None = Field(default=None, validate_default=True)
 
     @field_validator("per_device")
     @classmethod
@@ -139,7 +141,7 @@ class Config(Frozen):
     recipe: str
     seed: Whole = 0
     epochs: Count | None = None  # or steps
-    steps: Count | None = Field(None, validate_default=True)
+    steps: Count | None = Field(default=None, validate_default=True)
     batch: BatchConfig
     optim: OptimConfig = OptimConfig()
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"

@@ -51,6 +51,22 @@ class Value:
         else:
             yield path, self
 
+    def gives(self, path: KeyPath) -> bool:
+        """Is something other than null written at `path`?"""
+        if not path:
+            return self.content is not None
+        child = self.child(path[0])
+        return child is not None and child.gives(path[1:])
+
+    def without(self, path: KeyPath) -> "Value":
+        """The same, less what is written at `path`."""
+        if not isinstance(self.content, dict) or path[0] not in self.content:
+            return self
+        rest = {key: value for key, value in self.content.items() if key != path[0]}
+        if len(path) > 1:
+            rest = {**self.content, path[0]: self.content[path[0]].without(path[1:])}
+        return Value(rest, self.origin)
+
     def merge(self, later: "Value") -> "Value":
         """Lay `later` over this: mappings are joined key by key, anything else is replaced."""
         if not (isinstance(self.content, dict) and isinstance(later.content, dict)):

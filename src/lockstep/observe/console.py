@@ -17,7 +17,7 @@ def console_for(stream: TextIO = sys.stdout, *, quiet: bool = False, as_json: bo
         return [JsonConsole(stream)]
     if quiet:
         return []
-    return [ProgressConsole()] if stream.isatty() else [PlainConsole(stream)]
+    return [ProgressConsole(stream)] if stream.isatty() else [PlainConsole(stream)]
 
 
 class PlainConsole:
@@ -49,8 +49,8 @@ class JsonConsole:
 class ProgressConsole:
     """A live bar with the loss; evaluations scroll above it."""
 
-    def __init__(self) -> None:
-        self._console = Console(highlight=False)
+    def __init__(self, stream: TextIO) -> None:
+        self._console = Console(file=stream, highlight=False)
         self._progress = Progress(
             TextColumn("training"),
             BarColumn(),
@@ -65,13 +65,14 @@ class ProgressConsole:
         if event["kind"] == "step":
             self._progress.update(self._task, completed=event["step"], loss=f"loss {_number(event['loss'])}")
             return
+        if event["kind"] == "end":
+            self._progress.update(self._task, completed=event["step"])
+            self._progress.stop()  # first, so that the result stands below the bar
         for line in describe(event):
             self._console.print(line, markup=False)
         if event["kind"] == "start":
             self._progress.update(self._task, total=event["total_steps"])
             self._progress.start()
-        elif event["kind"] == "end":
-            self._progress.stop()
 
     def close(self) -> None:
         self._progress.stop()

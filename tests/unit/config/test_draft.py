@@ -157,3 +157,36 @@ def test_from_file_is_read_and_check(write: Write) -> None:
     config = Mine.from_file(write(VALID), ["optim.lr=3e-4", "width=4"])
     assert isinstance(config, Mine)
     assert (config.optim.lr, config.width, config.batch.global_batch) == (3e-4, 4, 64)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ((), (3, None, 64, None)),
+        (("steps=5",), (None, 5, 64, None)),
+        (("epochs=5",), (5, None, 64, None)),
+        (("batch.per_device=8",), (3, None, None, 8)),
+        (("steps=5", "batch.per_device=8"), (None, 5, None, 8)),
+    ],
+)
+def test_one_way_of_saying_a_thing_takes_the_place_of_the_other(
+    write: Write, overrides: tuple[str, ...], expected: tuple[int | None, ...]
+) -> None:
+    path = write("recipe: x\nepochs: 3\nsteps: null\nbatch: {global: 64}\n")
+    config = read(path, overrides).check(Config)
+    assert (config.epochs, config.steps, config.batch.global_batch, config.batch.per_device) == expected
+
+
+def test_saying_a_thing_both_ways_at_once_is_refused(write: Write) -> None:
+    path = write("recipe: x\nepochs: 3\nbatch: {global: 64}\n")
+    with pytest.raises(ConfigError, match="give exactly one of epochs and steps"):
+        read(path, ["epochs=3", "steps=5"]).check(Config)
+    both = write("recipe: x\nepochs: 3\nsteps: 4\nbatch: {global: 64}\n", "both.yaml")
+    with pytest.raises(ConfigError, match="give exactly one of epochs and steps"):
+        read(both).check(Config)
+
+
+def test_a_file_says_it_otherwise_than_its_base(write: Write) -> None:
+    write("recipe: x\nepochs: 3\nbatch: {global: 64}\n", "base.yaml")
+    config = read(write("base: base.yaml\nsteps: 7\n")).check(Config)
+    assert (config.epochs, config.steps) == (None, 7)

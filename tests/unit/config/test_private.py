@@ -111,6 +111,11 @@ def test_references_in_ordinary_fields_are_refused_all_at_once(write: Write) -> 
     ]
 
 
+def test_reference_in_an_ordinary_field_is_enough_to_refuse(write: Write) -> None:
+    (problem,) = problems_of(write(VALID), ["model.path=${LOCKSTEP_TEST_CACHE}/x"], Mine)
+    assert problem == f"command line: model.path: ${{LOCKSTEP_TEST_CACHE}} {ONLY_PRIVATE}"
+
+
 def test_dollar_in_an_ordinary_field_is_literal(write: Write) -> None:
     assert Mine.from_file(write(VALID), ["data.name=$HOME $$ ${}"]).data.name == "$HOME $$ ${}"
 

@@ -120,6 +120,7 @@ def test_field_refuses(write: Write, text: str, problem: str) -> None:
         ("flag", 1),
         ("flag", 0.0),
         ("positive", True),
+        ("non_negative", True),
         ("positive", "1"),
     ],
 )
@@ -238,9 +239,12 @@ def test_outermost_of_equally_named_keys_is_suggested(write: Write) -> None:
 @pytest.mark.parametrize(
     ("overrides", "problem"),
     [
-        (["steps=5"], "command line: steps: give exactly one of epochs and steps"),
+        (["epochs=1", "steps=5"], "command line: steps: give exactly one of epochs and steps"),
         (["epochs=null"], "run.yaml: steps: give exactly one of epochs and steps"),
-        (["batch.per_device=5"], "command line: batch.per_device: give exactly one of global and per_device"),
+        (
+            ["batch.global=1", "batch.per_device=5"],
+            "command line: batch.per_device: give exactly one of global and per_device",
+        ),
         (["batch.global="], "command line: batch.per_device: give exactly one of global and per_device"),
     ],
 )

@@ -61,6 +61,25 @@ def test_plain_lines_where_there_is_no_terminal() -> None:
     ]
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_bar_on_a_terminal_with_the_result_below_it() -> None:
+    terminal = Terminal()
+    (console,) = console_for(terminal)
+    console.emit(START)
+    console.emit({"kind": "step", "step": 10, "loss": 0.25})
+    console.emit({"kind": "end", "step": 10, "metrics": {"accuracy": 0.5}, "folder": "runs/a"})
+    console.close()
+    shown = terminal.getvalue()
+    assert "effective batch 64" in shown
+    assert "10/10" in shown
+    assert "loss 0.2500" in shown
+    assert shown.rstrip().endswith("done after 10 steps: test accuracy 0.5000  → runs/a")
+
+
 def test_json_is_the_events_themselves() -> None:
     stream = io.StringIO()
     (console,) = console_for(stream, as_json=True)

@@ -147,6 +147,7 @@ def test_no_rank_outlives_a_killed_launcher_by_more_than_two_seconds(tmp_path: P
         wait_for(lambda: not any(map(is_running, pids(tmp_path))), 2, "no rank is left")
 
 
+@pytest.mark.slow
 def test_no_data_worker_outlives_a_killed_launcher_by_more_than_eight_seconds(tmp_path: Path) -> None:
     with started([*LOCKSTEP, "run", "-n", "1", script(tmp_path, LOADER)], tmp_path) as agent:
         wait_for(lambda: len(pids(tmp_path, "data-*.pid")) == 1, 30, "the data worker started")

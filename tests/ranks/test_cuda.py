@@ -24,14 +24,14 @@ def main(world):
     model = torch.nn.Linear(2, 2).to(world.device)
     wrapped = torch.nn.parallel.DistributedDataParallel(model) if world.size > 1 else model
     wrapped(torch.ones(1, 2, device=world.device) * (world.rank + 1)).sum().backward()
-    print(json.dumps({
+    sys.stdout.write(json.dumps({
         "rank": world.rank, "backend": world.backend, "device": str(world.device),
         "sum": lockstep.all_reduce(own.clone()).tolist(), "mean": lockstep.reduce_tensor(own).tolist(),
         "all": [part[0].item() for part in lockstep.all_gather(own)],
         "broadcast": lockstep.broadcast(own.clone()).tolist(), "gradient": model.weight.grad[0, 0].item(),
         "objects": [{**o, "t": o["t"].tolist()} for o in lockstep.all_gather_object({"r": world.rank, "t": own})],
         "from_0": lockstep.broadcast_object("hello" if world.rank == 0 else None),
-    }), flush=True)
+    }) + "\\n")
     lockstep.barrier()
     if "fail" in sys.argv and world.rank == world.size - 1:
         raise ValueError("planted")

@@ -23,12 +23,13 @@ def main(world):
     args.add_argument("--epochs", type=int)
     args.add_argument("--nproc")
     epochs = args.parse_args().epochs
-    print(json.dumps({
+    # One write a line: torchrun's workers are unbuffered and share their output.
+    sys.stdout.write(json.dumps({
         "rank": world.rank, "local": world.local_rank, "size": world.size, "node": world.node,
         "launcher": world.launcher, "backend": world.backend, "epochs": epochs, "threads": torch.get_num_threads(),
         "sum": int(lockstep.all_reduce(torch.tensor(world.rank + 1))), "ranks": [int(r) for r in
         lockstep.all_gather(torch.tensor(world.rank))],
-    }))
+    }) + "\\n")
 
 if __name__ == "__main__":
     nproc = next((int(a.partition("=")[2]) for a in sys.argv if a.startswith("--nproc=")), None)
@@ -70,7 +71,12 @@ ELDER = [sys.executable, "-W", "ignore", "-m", "torch.distributed.launch", "--np
     ("command", "launcher"),
     [
         pytest.param([*LOCKSTEP, "run", "-n", "2", *PLAIN], "lockstep", id="lockstep run"),
-        pytest.param([*LOCKSTEP, "run", "-n", "2", *PLAIN, "again"], "lockstep", id="leaving and joining again"),
+        pytest.param(
+            [*LOCKSTEP, "run", "-n", "2", *PLAIN, "again"],
+            "lockstep",
+            id="leaving and joining again",
+            marks=pytest.mark.slow,
+        ),
         pytest.param([*LOCKSTEP, "run", "--nproc_per_node=2", *MODULE], "lockstep", id="lockstep run -m"),
         pytest.param([sys.executable, *PLAIN, "--nproc=2"], "lockstep", id="launch(main, nproc=2)"),
         pytest.param([*TORCHRUN, "--nproc-per-node=2", *PLAIN], "torchrun", id="torchrun"),
@@ -78,6 +84,7 @@ ELDER = [sys.executable, "-W", "ignore", "-m", "torch.distributed.launch", "--np
             [sys.executable, "-m", "torch.distributed.run", *TORCHRUN[1:], "--nproc-per-node=2", *MODULE],
             "torchrun",
             id="python -m torch.distributed.run -m",
+            marks=pytest.mark.slow,
         ),
         pytest.param([*ELDER, *PLAIN], "torchrun", id="torch.distributed.launch with --local-rank"),
     ],
@@ -136,7 +143,7 @@ def test_a_slurm_step(folder: Path) -> None:
     check_pair(reports(*together(folder, [[sys.executable, *PLAIN]] * 2, variables)), "slurm")
 
 
-@pytest.mark.parametrize("way", ["--node-rank", "--rdzv-endpoint", "RANK"])
+@pytest.mark.parametrize("way", ["--node-rank", pytest.param("--rdzv-endpoint", marks=pytest.mark.slow), "RANK"])
 def test_two_agents_make_one_job(folder: Path, way: str) -> None:
     port = str(free_port())
     agent = [*LOCKSTEP, "run", "-n", "1"]

@@ -3,6 +3,8 @@
 import os
 import re
 import socket
+import time
+from datetime import timedelta
 
 import psutil
 import pytest
@@ -38,16 +40,55 @@ def test_one_machine_listens_on_loopback_only() -> None:
 
 def leave_and_join_again(world: World) -> list[int]:
     sums = []
-    for _ in range(2):
+    for join in (
+        lambda: lockstep.setup_distributed(world.rank, world.size, timeout_s=30, device="cpu"),
+        lambda: lockstep.init_process_group(
+            "gloo", world_size=world.size, rank=world.rank, timeout=timedelta(seconds=30)
+        ),
+    ):
         lockstep.cleanup_distributed()
         assert not dist.is_initialized()
-        again = lockstep.setup_distributed(world.rank, world.size, timeout_s=30, device="cpu")
+        again = join()
+        assert (again.rank, again.size) == (world.rank, world.size)
         sums.append(int(lockstep.all_reduce(torch.tensor(again.rank))))
     return sums
 
 
 def test_leaving_and_joining_again() -> None:
     assert ranks(2).run(leave_and_join_again) == [[1, 1], [1, 1]]
+
+
+def join_without_an_address(world: World) -> str:
+    lockstep.cleanup_distributed()
+    del os.environ["MASTER_ADDR"]
+    lockstep.setup_distributed(world.rank, world.size, device="cpu")
+    return os.environ["MASTER_ADDR"]
+
+
+def test_the_address_is_set_where_nobody_set_it() -> None:
+    assert ranks(2).run(join_without_an_address) == ["127.0.0.1"] * 2
+
+
+def wait_past_the_timeout(world: World) -> float:
+    lockstep.cleanup_distributed()
+    lockstep.setup_distributed(world.rank, world.size, timeout_s=1, device="cpu")
+    began = time.monotonic()
+    if world.rank == 0:
+        with pytest.raises(RuntimeError, match=r"(?i)timed? ?out"):
+            lockstep.barrier()
+    else:
+        time.sleep(2)
+    return time.monotonic() - began
+
+
+def test_the_timeout_bounds_a_collective() -> None:
+    assert max(ranks(2, timeout_s=30).run(wait_past_the_timeout)) < 20
+
+
+@pytest.mark.parametrize(("backend", "words"), [("nccl", "nccl"), ("mpi", "mpi"), ("carrier pigeon", "carrier pigeon")])
+def test_a_backend_that_cannot_be_had_is_named(backend: str, words: str) -> None:
+    with pytest.raises(WorldError, match=f"backend='{words}'"):
+        lockstep.setup_distributed(0, 2, backend=backend, device="cpu")
 
 
 def join_without_the_last(world: World) -> str:

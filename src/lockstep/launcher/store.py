@@ -2,6 +2,7 @@
 
 import errno
 import socket
+import time
 from datetime import timedelta
 
 from torch._C._distributed_c10d import TCPStore  # torch.distributed re-exports these untyped
@@ -27,12 +28,28 @@ def hold_store(address: str, port: int, timeout: timedelta) -> TCPStore:
 def reach_store(address: str, port: int, timeout: timedelta, who: str) -> TCPStore:
     """Connect to a store somebody else holds, waiting until it is there."""
     try:
+        _await_listener(address, port, timeout.total_seconds())
         return TCPStore(address, port, is_master=False, timeout=timeout)
-    except RuntimeError as error:  # the common base of torch's network and store errors
+    except (OSError, RuntimeError) as error:  # RuntimeError is the base of torch's network and store errors
         raise WorldError(
             f"{who} cannot reach the job's store at {address}:{port} (MASTER_ADDR, MASTER_PORT) within "
             f"{timeout.total_seconds():g} s: {str(error).splitlines()[0][:200]}"
         ) from None
+
+
+def _await_listener(address: str, port: int, timeout_s: float) -> None:
+    """Return once somebody listens. The store's own client, refused once, tries again late and complains at length."""
+    deadline = time.monotonic() + timeout_s
+    pause_s = 0.002
+    while True:
+        try:
+            socket.create_connection((address, port), timeout=max(deadline - time.monotonic(), 0.001)).close()
+            return
+        except OSError:
+            if time.monotonic() + pause_s > deadline:
+                raise
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.25)
 
 
 def loopback_interface() -> str:

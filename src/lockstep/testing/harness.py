@@ -65,7 +65,6 @@ class Ranks:
             Call(
                 rank=rank,
                 size=self.size,
-                port=port,
                 timeout_s=self.timeout_s + _GROUP_TIMEOUT_MARGIN_S,
                 task=task,
                 environment=variables,

@@ -16,7 +16,6 @@ class Call:
 
     rank: int
     size: int
-    port: int  # where rank 0 will listen for the others
     timeout_s: float  # of the process group
     task: bytes  # pickled (function, args, kwargs); it can be read once `import_path` is in place
     environment: dict[str, str]

@@ -8,7 +8,6 @@ import faulthandler
 import multiprocessing
 import os
 import pickle
-import socket
 import sys
 import time
 import traceback
@@ -16,12 +15,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 
 from lockstep.config import environment
-from lockstep.config.environment import LOOPBACK
 from lockstep.launcher.worker import STACK_DUMP_SIGNAL, die_with_parent
 from lockstep.testing.messages import Call, Raised, Ready, Returned, receive_from_caller, send
-
-_LISTENER_LIMIT_S = 1.0
-_LISTENER_POLL_S = 0.002
 
 
 def serve(pipe: Connection) -> None:
@@ -85,27 +80,11 @@ def _perform(call: Call, stacks: int) -> Returned | Raised:
         # The same numbers whatever ran before, and different ones on each rank, as in separately started processes.
         torch.manual_seed(call.rank)
         function, args, kwargs = pickle.loads(call.task)
-        if call.rank > 0:
-            _await_listener(call.port)
         world = setup_distributed(call.rank, call.size, backend="gloo", timeout_s=call.timeout_s, device="cpu")
         joining = False
         return Returned(pickle.dumps(function(world, *args, **kwargs)))
     except BaseException as error:  # SystemExit too: a rank that leaves without a result has failed its caller
         return _raised(error, joining)
-
-
-def _await_listener(port: int) -> None:
-    """Return when rank 0 listens, or after a while: joining works either way.
-
-    But its client, once refused, tries again only after some tenths of a second: ten times what a call takes.
-    """
-    deadline = time.monotonic() + _LISTENER_LIMIT_S
-    while time.monotonic() < deadline:
-        try:
-            socket.create_connection((LOOPBACK, port)).close()
-            return
-        except ConnectionRefusedError:
-            time.sleep(_LISTENER_POLL_S)
 
 
 def _raised(error: BaseException, joining: bool = False) -> Raised:

@@ -47,6 +47,8 @@ def setup_distributed(
         backend = choose_backend(chosen_device.type, shared)
     if not dist.is_backend_available(backend):
         raise WorldError(f"backend={backend!r} is not available in this torch: try gloo")
+    if backend == "nccl" and chosen_device.type != "cuda":
+        raise WorldError(f"backend='nccl' carries CUDA tensors only, and the device is {chosen_device.type}: use gloo")
 
     environment.settle(placement, loopback_interface())
     if chosen_device.type == "cuda":

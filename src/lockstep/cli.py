@@ -2,14 +2,14 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
 from lockstep import __version__
 from lockstep.config import environment
 from lockstep.errors import EXIT_STOPPED, LockstepError, UserError
-from lockstep.launcher.start import LaunchPlan, start
+from lockstep.launcher.start import LaunchPlan, check_target, start
 from lockstep.launcher.worker import run_target
 
 if TYPE_CHECKING:
@@ -86,8 +86,8 @@ def train(
     folder = run or Path("runs") / (Path(config).stem + ("-quick" if quick else ""))
     # In every process: a mistake stops the first, before any other starts.
     recipe, settings = load_recipe(config, changes)
-    if environment.role(nproc is not None) == "agent":
-        plan = _plan(nproc, nnodes, node_rank, master_addr, master_port, rdzv_endpoint, max_restarts)
+    plan = _plan(nproc, nnodes, node_rank, master_addr, master_port, rdzv_endpoint, max_restarts)
+    if plan is not None:
         modes = [*(["--quiet"] if quiet else []), *(["--json"] if as_json else [])]
         raise typer.Exit(start(plan, ["-m", "lockstep", "train", config, *changes, "--run", str(folder), *modes]))
     _train_here(recipe, settings, folder, quiet, as_json)
@@ -112,9 +112,10 @@ def run(
     lockstep run -n 4 train.py --epochs 10
     """
     target = [*(["-m"] if module else []), script, *(arguments or [])]
-    if environment.role(nproc is not None) == "agent":
-        plan = _plan(nproc, nnodes, node_rank, master_addr, master_port, rdzv_endpoint, max_restarts)
+    plan = _plan(nproc, nnodes, node_rank, master_addr, master_port, rdzv_endpoint, max_restarts)
+    if plan is not None:
         raise typer.Exit(start(plan, target))
+    check_target(target)
     run_target(target)
 
 
@@ -127,6 +128,7 @@ def main() -> None:
             raise  # a worker's error: its agent tells, once for all ranks
         fail(error)
     except KeyboardInterrupt:
+        print("lockstep: stopped on request (SIGINT)", file=sys.stderr)
         sys.exit(EXIT_STOPPED)
 
 
@@ -154,9 +156,23 @@ def _train_here(recipe: "Recipe", settings: "Config", folder: Path, quiet: bool,
         cleanup_distributed()
 
 
-def _plan(nproc: str | None, *others: Any) -> LaunchPlan:
-    if nproc is None or nproc == "auto":
-        return LaunchPlan("auto", *others)
-    if not nproc.isdecimal():
-        raise UserError(f"-n {nproc}: expected a whole number, or auto")
-    return LaunchPlan(int(nproc), *others)
+def _plan(
+    nproc: str | None,
+    nnodes: int | None,
+    node_rank: int | None,
+    master_addr: str | None,
+    master_port: int | None,
+    rdzv_endpoint: str | None,
+    max_restarts: int,
+) -> LaunchPlan | None:
+    """The launch to make, or None where this process is to do the work itself."""
+    if environment.role(nproc is not None) != "agent":
+        if nnodes is not None:
+            raise UserError(f"--nnodes {nnodes} needs -n: how many processes on this machine?")
+        return None
+    processes: int | Literal["auto"] = "auto"
+    if nproc is not None and nproc != "auto":
+        if not nproc.isdecimal():
+            raise UserError(f"-n {nproc}: expected a whole number, or auto")
+        processes = int(nproc)
+    return LaunchPlan(processes, nnodes, node_rank, master_addr, master_port, rdzv_endpoint, max_restarts)

@@ -31,8 +31,7 @@ class LaunchPlan:
 def start(plan: LaunchPlan, target: Sequence[str]) -> int:
     """Run `target` (a script and its arguments, or `-m module …`) on the plan's processes; return the exit code."""
     _check(plan)
-    if target[0] != "-m" and not Path(target[0]).is_file():
-        raise UserError(f"{target[0]}: no such script")
+    check_target(target)
     # Imports torch, and so costs a second: only now, when everything cheap has been checked.
     from lockstep.launcher.agent import count_devices, run_agent
 
@@ -40,6 +39,11 @@ def start(plan: LaunchPlan, target: Sequence[str]) -> int:
     node = _node(plan, nproc)
     command = [sys.executable, "-m", "lockstep.launcher.worker", *target]
     return run_agent(command, nproc, node, max_restarts=plan.max_restarts, rdzv_endpoint=plan.rdzv_endpoint)
+
+
+def check_target(target: Sequence[str]) -> None:
+    if target[0] != "-m" and not Path(target[0]).is_file():
+        raise UserError(f"{target[0]}: no such script")
 
 
 def _check(plan: LaunchPlan) -> None:

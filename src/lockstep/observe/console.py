@@ -1,6 +1,7 @@
 """What a person sees while training: a progress bar on a terminal, plain lines elsewhere, or JSON for programs."""
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from typing import TextIO
@@ -27,7 +28,7 @@ class PlainConsole:
         self._stream = stream
 
     def emit(self, event: Event) -> None:
-        print("\n".join(describe(event)), file=self._stream, flush=True)
+        _say("\n".join(describe(event)), self._stream)
 
     def close(self) -> None:
         pass
@@ -40,7 +41,7 @@ class JsonConsole:
         self._stream = stream
 
     def emit(self, event: Event) -> None:
-        print(json.dumps(event), file=self._stream, flush=True)
+        _say(json.dumps(event), self._stream)
 
     def close(self) -> None:
         pass
@@ -76,6 +77,14 @@ class ProgressConsole:
 
     def close(self) -> None:
         self._progress.stop()
+
+
+def _say(text: str, stream: TextIO) -> None:
+    try:
+        print(text, file=stream, flush=True)
+    except BrokenPipeError:
+        # Whoever read our output has left (`… | head -1`): train on, unwatched.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def describe(event: Event) -> list[str]:

@@ -36,7 +36,7 @@ def start(plan: LaunchPlan, target: Sequence[str]) -> int:
     from lockstep.launcher.agent import count_devices, run_agent
 
     nproc = count_devices() if plan.nproc == "auto" else plan.nproc
-    node = _node(plan, nproc)
+    node = node_of(plan, nproc)
     command = [sys.executable, "-m", "lockstep.launcher.worker", *target]
     return run_agent(command, nproc, node, max_restarts=plan.max_restarts, rdzv_endpoint=plan.rdzv_endpoint)
 
@@ -66,12 +66,14 @@ def _check(plan: LaunchPlan) -> None:
         raise UserError("--rdzv-endpoint is where several machines meet: give --nnodes too")
 
 
-def _node(plan: LaunchPlan, nproc: int) -> Node:
+def node_of(plan: LaunchPlan, nproc: int) -> Node:
+    """This machine's place in the job: as the options say, else as the environment does."""
     if plan.nnodes is None:
         return environment.read_node(nproc)
+    host, _, _ = (plan.rdzv_endpoint or "").rpartition(":")
     return Node(
         plan.node_rank or 0,
         plan.nnodes,
-        plan.master_addr or environment.LOOPBACK,
+        plan.master_addr or host or environment.LOOPBACK,
         plan.master_port or environment.DEFAULT_PORT,
     )

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.config.environment import Node, is_loopback
 from lockstep.errors import UserError
-from lockstep.launcher.start import LaunchPlan, start
+from lockstep.launcher.start import LaunchPlan, node_of, start
 
 
 @pytest.mark.parametrize(
@@ -29,3 +30,11 @@ def test_impossible_plans(plan: LaunchPlan, words: str) -> None:
 def test_a_missing_script(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"nothing\.py: no such script"):
         start(LaunchPlan(), [str(tmp_path / "nothing.py")])
+
+
+def test_where_machines_meet() -> None:
+    assert node_of(LaunchPlan(nnodes=2, node_rank=1, master_addr="10.0.0.1"), 4) == Node(1, 2, "10.0.0.1", 29500)
+    # Several machines must not be kept to the loopback interface, however they are told to meet.
+    assert not is_loopback(node_of(LaunchPlan(nnodes=2, rdzv_endpoint="node-a:29400"), 4).master_addr)
+    assert is_loopback(node_of(LaunchPlan(nnodes=2, rdzv_endpoint="localhost:29400"), 4).master_addr)
+    assert is_loopback(node_of(LaunchPlan(nnodes=1), 4).master_addr)

@@ -70,6 +70,11 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
+def port_is_open(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def wait_for(condition: Callable[[], bool], timeout_s: float, what: str) -> float:
     """Poll until the condition holds; return how long that took."""
     began = time.monotonic()

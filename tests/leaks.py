@@ -169,10 +169,13 @@ def _is_foreign(thread: threading.Thread) -> bool:
 
 
 def _is_anothers(path: str) -> bool:
-    """Does a process outside this test session have the file mapped? Then it made it: a second session, say."""
+    """Does a process outside this test session hold the file? Then it made it: a second session, say."""
     ours = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if process.pid not in ours and any(region.path == path for region in process.memory_maps()):
+            if process.pid in ours:
+                continue
+            held = [region.path for region in process.memory_maps()] + [file.path for file in process.open_files()]
+            if path in held:
                 return True
     return False

@@ -1,5 +1,6 @@
 """The `lockstep` command. Heavy imports stand inside the commands: `--help` answers at once and loads no torch."""
 
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
@@ -8,9 +9,9 @@ import typer
 
 from lockstep import __version__
 from lockstep.config import environment
-from lockstep.errors import EXIT_STOPPED, LockstepError, UserError
+from lockstep.errors import EXIT_FAILED, EXIT_STOPPED, LockstepError, UserError, complain
 from lockstep.launcher.start import LaunchPlan, check_target, start
-from lockstep.launcher.worker import run_target
+from lockstep.launcher.worker import run_target, users_traceback
 
 if TYPE_CHECKING:
     from lockstep.config.schema import Config
@@ -115,27 +116,46 @@ def run(
     plan = _plan(nproc, nnodes, node_rank, master_addr, master_port, rdzv_endpoint, max_restarts)
     if plan is not None:
         raise typer.Exit(start(plan, target))
-    check_target(target)
-    run_target(target)
+    _run_here(target)
+
+
+class StopRequested(BaseException):
+    """Raised by SIGINT and SIGTERM. Not a KeyboardInterrupt: the argument parser would swallow that."""
 
 
 def main() -> None:
-    """Run the command; a deliberate error is one line on stderr and its exit code."""
+    """Run the command, and end with the exit code that says how it went."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
+    supervised = environment.agent_pid() is not None  # then the agent tells, once for all ranks
     try:
         app()
-    except LockstepError as error:
-        if environment.failure_report_path() is not None:
-            raise  # a worker's error: its agent tells, once for all ranks
-        fail(error)
-    except KeyboardInterrupt:
-        print("lockstep: stopped on request (SIGINT)", file=sys.stderr)
+    except StopRequested as stop:
+        if not supervised:
+            print(f"lockstep: stopped on request ({stop})", file=sys.stderr)
         sys.exit(EXIT_STOPPED)
+    except Exception as error:
+        if supervised:
+            raise
+        if isinstance(error, LockstepError):
+            sys.exit(complain(error))
+        print(users_traceback(error), file=sys.stderr, end="")
+        sys.exit(EXIT_FAILED)
 
 
-def fail(error: LockstepError) -> NoReturn:
-    for line in str(error).splitlines():
-        print(f"lockstep: {line}", file=sys.stderr)
-    sys.exit(error.exit_code)
+def _stop(number: int, _frame: object) -> NoReturn:
+    raise StopRequested(signal.Signals(number).name)
+
+
+def _run_here(target: list[str]) -> None:
+    """Be the script, as if `python` had started it: its signals are its own."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    check_target(target)
+    try:
+        run_target(target)
+    except KeyboardInterrupt:
+        raise StopRequested("SIGINT") from None
 
 
 def _train_here(recipe: "Recipe", settings: "Config", folder: Path, quiet: bool, as_json: bool) -> None:
@@ -166,12 +186,19 @@ def _plan(
     max_restarts: int,
 ) -> LaunchPlan | None:
     """The launch to make, or None where this process is to do the work itself."""
-    if environment.role(nproc is not None) != "agent":
-        if nnodes is not None:
-            raise UserError(f"--nnodes {nnodes} needs -n: how many processes on this machine?")
+    if nproc is None or environment.role(nproc_given=True) != "agent":
+        given = {"--nnodes": nnodes, "--node-rank": node_rank, "--master-addr": master_addr}
+        given |= {
+            "--master-port": master_port,
+            "--rdzv-endpoint": rdzv_endpoint,
+            "--max-restarts": max_restarts or None,
+        }
+        for name, value in given.items():
+            if value is not None:
+                raise UserError(f"{name} {value} needs -n: how many processes on this machine?")
         return None
     processes: int | Literal["auto"] = "auto"
-    if nproc is not None and nproc != "auto":
+    if nproc != "auto":
         if not nproc.isdecimal():
             raise UserError(f"-n {nproc}: expected a whole number, or auto")
         processes = int(nproc)

@@ -4,6 +4,7 @@ A `LockstepError` is shown as its message alone, without a traceback, and ends t
 Anything else that is raised is a defect, in lockstep or in the user's code, and keeps its traceback.
 """
 
+import sys
 from collections.abc import Sequence
 
 EXIT_USER = 2  # the user's mistake
@@ -33,3 +34,10 @@ class ConfigError(UserError):
 
 class WorldError(UserError):
     """The launcher's variables are missing or contradict each other, or the processes cannot meet."""
+
+
+def complain(error: LockstepError) -> int:
+    """Say a deliberate error as it is meant to be said; return the exit code that goes with it."""
+    for line in str(error).splitlines():
+        print(f"lockstep: {line}", file=sys.stderr)
+    return error.exit_code

@@ -1,6 +1,7 @@
 """However a launch ends, the cause is told from its victims, the exit code says what happened, and nothing is left."""
 
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -8,7 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.commands import LOCKSTEP, descendants, is_running, run, started, wait_for
+from lockstep.launcher.worker import STACK_DUMP_SIGNAL
+from tests.commands import BIN, LOCKSTEP, descendants, free_port, is_running, port_is_open, run, started, wait_for
 
 TWO = [*LOCKSTEP, "run", "-n", "2"]
 
@@ -140,6 +142,103 @@ def test_a_stop_request_ends_everything(tmp_path: Path, stop: signal.Signals) ->
         assert not any(map(is_running, pids(tmp_path)))
 
 
+STUBBORN = """
+import os, pathlib, signal, time
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+pathlib.Path(f"rank-{os.environ['RANK']}.pid").write_text(str(os.getpid()))
+time.sleep(120)
+"""
+
+
+def test_a_second_stop_request_is_immediate(tmp_path: Path) -> None:
+    with started([*TWO, script(tmp_path, STUBBORN)], tmp_path) as agent:
+        wait_for(lambda: len(pids(tmp_path)) == 2, 30, "both ranks started")
+        agent.send_signal(signal.SIGINT)
+        assert agent.stderr is not None
+        assert "once more to kill them at once" in agent.stderr.readline()
+        agent.send_signal(signal.SIGINT)
+        agent.communicate(timeout=10)
+        assert agent.returncode == 75
+        assert not any(map(is_running, pids(tmp_path)))
+
+
+@pytest.mark.parametrize("waiting_for", ["a machine", "a rank"])
+def test_a_stop_request_ends_a_wait_for_others(tmp_path: Path, waiting_for: str) -> None:
+    port = str(free_port())
+    alone = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    meet = ["--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", port]
+    command, env = {
+        "a machine": ([*LOCKSTEP, "run", "-n", "1", *meet, script(tmp_path, ACTOR)], {}),
+        "a rank": ([*LOCKSTEP, "train", "digits", "--quick"], alone),
+    }[waiting_for]
+    with started(command, tmp_path, env) as process:
+        wait_for(lambda: port_is_open(int(port)), 30, "it waits for the other")
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=10)
+        assert process.returncode == 75
+        assert "stopped on request (SIGINT)" in err
+        assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_request_without_an_agent(tmp_path: Path, stop: signal.Signals) -> None:
+    with started([*LOCKSTEP, "train", "digits", "epochs=1000"], tmp_path) as process:
+        wait_for(lambda: (tmp_path / "runs" / "digits" / "events.jsonl").exists(), 30, "training started")
+        process.send_signal(stop)
+        _, err = process.communicate(timeout=20)
+        assert process.returncode == 75
+        assert err == f"lockstep: stopped on request ({stop.name})\n"
+
+
+def test_a_failure_without_an_agent_ends_alike(tmp_path: Path) -> None:
+    finished = run([*LOCKSTEP, "run", script(tmp_path, "def f():\n    raise ValueError('planted')\nf()\n")], tmp_path)
+    assert finished.code == 3
+    lines = finished.err.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[1].startswith('  File "script.py", line 3'), "the user's first line comes first"
+    assert lines[-1] == "ValueError: planted"
+
+
+def test_the_stack_of_any_script_can_be_asked_for(tmp_path: Path) -> None:
+    with started([*LOCKSTEP, "run", "-n", "1", script(tmp_path, SLEEPER)], tmp_path) as agent:
+        wait_for(lambda: len(pids(tmp_path)) == 1, 30, "the rank started")
+        os.kill(pids(tmp_path)[0], STACK_DUMP_SIGNAL)
+        assert agent.stderr is not None
+        lines = [agent.stderr.readline() for _ in range(2)]
+        assert "most recent call first" in lines[0]
+        assert "script.py" in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("raise ValueError('x' * 2_000_000)", "the cause: ValueError: xxx"),
+        ("import os; del os.environ['WORLD_SIZE']; raise ValueError('late')", "the cause: ValueError: late"),
+        (
+            "class Odd(Exception):\n    def __str__(self): raise KeyError\nraise Odd",
+            "the cause: Odd: <exception str() failed>",
+        ),
+    ],
+)
+def test_word_of_a_failure_is_not_lost(tmp_path: Path, text: str, words: str) -> None:
+    finished = run([*TWO, script(tmp_path, text)], tmp_path)
+    assert finished.code == 3
+    assert words in finished.err.splitlines()[0]
+
+
+def test_the_agents_of_two_machines_blame_the_right_rank(tmp_path: Path) -> None:
+    meet = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    agent = [*LOCKSTEP, "run", "-n", "1", *meet]
+    actor = [script(tmp_path, ACTOR), json.dumps({"1": "raise"})]
+    with started([*agent, "--node-rank", "0", *actor], tmp_path) as first:
+        second = run([*agent, "--node-rank", "1", *actor], tmp_path)
+        _, err = first.communicate(timeout=60)
+    assert "rank 1 of 2 failed, the cause: ValueError: planted" in second.err
+    assert err == "lockstep: rank 0 of 2: victims of a rank on another machine; see there\n"
+    assert (first.returncode, second.code) == (3, 3)
+
+
 def test_no_rank_outlives_a_killed_launcher_by_more_than_two_seconds(tmp_path: Path) -> None:
     with started([*TWO, script(tmp_path, SLEEPER)], tmp_path) as agent:
         wait_for(lambda: len(pids(tmp_path)) == 2, 30, "both ranks started")
@@ -199,7 +298,11 @@ def test_faults_in_a_config_are_told_at_once_before_any_process_starts(tmp_path:
         (["run", "-n", "2", "missing.py"], "missing.py: no such script"),
         (["run", "missing.py"], "missing.py: no such script"),
         (["run", "--nnodes", "2", "missing.py"], "--nnodes 2 needs -n"),
-        (["train", "digits", "recipe=json:loads"], "json:loads"),
+        (["train", "digits", "recipe=json:loads"], "json:loads is not a recipe"),
+        (["train", "digits", "recipe=:x"], "expected digits or package.module:name"),
+        (["train", "digits", "--max-restarts", "2"], "--max-restarts 2 needs -n"),
+        (["train", "digits", "device=mps"], "no MPS device"),
+        (["train", "digits", "batch.global=5000"], "larger than the training data set"),
     ],
 )
 def test_other_mistakes_are_one_line(tmp_path: Path, arguments: list[str], words: str) -> None:
@@ -207,6 +310,51 @@ def test_other_mistakes_are_one_line(tmp_path: Path, arguments: list[str], words
     assert finished.code == 2
     assert len(finished.err.splitlines()) == 1
     assert words in finished.err
+    assert not (tmp_path / "runs").exists(), "a mistake leaves no trace: the corrected command can use the folder"
+
+
+def test_the_configs_settings_reach_the_job(tmp_path: Path) -> None:
+    port = free_port()
+    alone = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    timeout = run([*LOCKSTEP, "train", "digits", "timeout_s=0.5"], tmp_path, alone)
+    assert timeout.code == 2
+    assert f"rank 1 cannot reach the job's store at 127.0.0.1:{port}" in timeout.err
+    assert "within 0.5 s" in timeout.err
+    backend = run([*LOCKSTEP, "train", "digits", "device=cpu", "ddp_backend=nccl"], tmp_path, alone)
+    assert backend.code == 2
+    assert "backend='nccl'" in backend.err
+    threads = run([*LOCKSTEP, "train", "digits", "--quick", "threads=2"], tmp_path)
+    assert threads.code == 0, threads.err
+    assert json.loads((tmp_path / "runs" / "digits-quick" / "run.json").read_text())["fingerprint"]["threads"] == 2
+
+
+def test_a_recipe_of_ones_own_stands_beside_its_config(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from lockstep.recipes.digits.recipe import Digits\nclass Mine(Digits): pass\nrecipe = Mine()\n"
+    )
+    (tmp_path / "mine.yaml").write_text("base: digits\nrecipe: mine:recipe\n")
+    lockstep = str(BIN / "lockstep")
+    finished = run([lockstep, "train", "mine.yaml", "--quick"], tmp_path)
+    assert finished.code == 0, finished.err
+    assert finished.out.startswith("mine:recipe: ")
+    (tmp_path / "mine.py").write_text("def broken(:\n")
+    broken = run([lockstep, "train", "mine.yaml", "--run", "b"], tmp_path)
+    assert broken.code == 2
+    assert "recipe: mine:recipe: SyntaxError" in broken.err
+    assert len(broken.err.splitlines()) == 1
+
+
+def test_a_folder_with_the_name_of_a_recipe_does_not_hide_it(tmp_path: Path) -> None:
+    (tmp_path / "digits").mkdir()
+    finished = run([*LOCKSTEP, "train", "digits", "--quick"], tmp_path)
+    assert finished.code == 0, finished.err
+
+
+def test_output_closed_early_does_not_stop_training(tmp_path: Path) -> None:
+    command = " ".join([*LOCKSTEP, "train", "digits", "--quick", "-n", "2"])
+    finished = run(["bash", "-c", f"set -o pipefail; {command} | head -1"], tmp_path)
+    assert finished.code == 0, finished.err
+    assert (tmp_path / "runs" / "digits-quick" / "checkpoints" / "LATEST").exists()
 
 
 def test_contradictory_variables_are_one_line(tmp_path: Path) -> None:

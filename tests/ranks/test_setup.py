@@ -1,5 +1,6 @@
 """Joining a job: who arrives, who is missed, and where it listens."""
 
+import logging
 import os
 import re
 import socket
@@ -13,7 +14,7 @@ import torch.distributed as dist
 
 import lockstep
 from lockstep.errors import WorldError
-from lockstep.testing import RanksFailed, ranks
+from lockstep.testing import ranks
 from lockstep.world.world import World
 
 
@@ -60,13 +61,14 @@ def test_leaving_and_joining_again() -> None:
 
 def join_without_an_address(world: World) -> str:
     lockstep.cleanup_distributed()
-    del os.environ["MASTER_ADDR"]
+    for name in ("MASTER_ADDR", "GLOO_SOCKET_IFNAME"):
+        del os.environ[name]
     lockstep.setup_distributed(world.rank, world.size, device="cpu")
-    return os.environ["MASTER_ADDR"]
+    return os.environ["MASTER_ADDR"] + " " + os.environ["GLOO_SOCKET_IFNAME"]
 
 
-def test_the_address_is_set_where_nobody_set_it() -> None:
-    assert ranks(2).run(join_without_an_address) == ["127.0.0.1"] * 2
+def test_address_and_interface_are_set_where_nobody_set_them() -> None:
+    assert ranks(2).run(join_without_an_address) == ["127.0.0.1 lo"] * 2
 
 
 def wait_past_the_timeout(world: World) -> float:
@@ -107,13 +109,37 @@ def test_a_rank_that_never_arrives_is_named() -> None:
     assert re.match(r"rank 1 (waited in vain for rank 2|cannot reach)", second)
 
 
-def join_twice(world: World) -> None:
-    lockstep.setup_distributed(world.rank, world.size, device="cpu")
+def join_twice(world: World) -> str:
+    assert lockstep.setup_distributed(world.rank, world.size, device="cpu") == world
+    assert lockstep.setup_distributed(device="cpu").rank == world.rank
+    with pytest.raises(WorldError) as caught:
+        lockstep.setup_distributed(world.rank, world.size + 1, device="cpu")
+    return str(caught.value)
 
 
-def test_joining_twice_is_refused() -> None:
-    with pytest.raises(RanksFailed, match="already initialized"):
-        ranks(2).run(join_twice)
+def test_joining_twice_sees_the_same_world_and_a_contradiction_is_refused() -> None:
+    first, _ = ranks(2).run(join_twice)
+    assert first.startswith("rank 0 of 3 is to join, but this process is already rank 0 of 2")
+
+
+def log_of_joining(world: World) -> list[str]:
+    lockstep.cleanup_distributed()
+    told: list[str] = []
+    logger = logging.getLogger("lockstep")
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        lockstep.setup_distributed(world.rank, world.size, device="cpu")
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(logging.NOTSET)
+    return told
+
+
+def test_set_up_is_logged_by_rank_0_alone() -> None:
+    assert ranks(2).run(log_of_joining) == [["Initialized DDP with 2 processes (gloo, cpu)"], []]
 
 
 def test_a_port_that_is_taken_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,19 +1,25 @@
 """Training on several ranks: the global mean's gradient, exact metrics, and rank 0 alone at the disk and the screen."""
 
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from lockstep.checkpoint.store import save_checkpoint
 from lockstep.config.schema import BatchConfig, Config
 from lockstep.engine.ddp import Replicas
 from lockstep.events.event import Event
 from lockstep.events.run_folder import RunFolder
 from lockstep.metrics.tally import Tally
+from lockstep.recipes.digits.recipe import Digits, DigitsConfig
 from lockstep.recipes.registry import load_recipe
 from lockstep.testing import RanksFailed, ranks
+from lockstep.train import run
 from lockstep.train.run import global_batch, train_recipe
+from lockstep.train.trainer import Trainer
 from lockstep.world.world import World
 
 INPUTS = torch.linspace(-1, 1, 10).unsqueeze(1)
@@ -69,6 +75,7 @@ def train_in_a_folder_of_ones_own(world: World, parent: str) -> tuple[list[str],
 def test_rank_0_alone_writes_and_prints(tmp_path: Path) -> None:
     first, second = ranks(2).run(train_in_a_folder_of_ones_own, str(tmp_path))
     assert first[0] == [
+        ".lock",
         "checkpoints/LATEST",
         "checkpoints/step-8/manifest.json",
         "checkpoints/step-8/model.safetensors",
@@ -110,3 +117,60 @@ def test_all_ranks_learn_that_the_folder_is_refused(tmp_path: Path) -> None:
 def test_the_effective_batch(batch: dict[str, int], expected: int) -> None:
     config = Config(recipe="digits", epochs=1, batch=BatchConfig(**batch))  # type: ignore[arg-type]
     assert global_batch(config, World(size=4)) == expected
+
+
+class Draws(Digits):
+    """Notes what is drawn for the weights, and what the first loss draws."""
+
+    def model(self, config: DigitsConfig) -> nn.Module:
+        self.for_weights = torch.rand(1).item()
+        self.for_loss: list[float] = []
+        return super().model(config)
+
+    def loss(self, model: nn.Module, batch: object) -> tuple[torch.Tensor, int]:
+        self.for_loss.append(torch.rand(1).item())
+        return super().loss(model, batch)
+
+
+def draw(world: World, folder: str, seed: int) -> tuple[float, float]:
+    _, config = load_recipe("digits", ["quick=true", f"seed={seed}"])
+    recipe = Draws()
+    train_recipe(recipe, config, world, RunFolder(Path(folder)), [])
+    return recipe.for_weights, recipe.for_loss[0]
+
+
+def test_ranks_start_equal_then_draw_their_own_and_all_of_it_again_from_the_same_seed(tmp_path: Path) -> None:
+    folders = (("a", 0), ("b", 0), ("c", 1))
+    first, again, other = (ranks(2).run(draw, str(tmp_path / name), seed) for name, seed in folders)
+    assert first == again
+    assert first != other
+    (weights_0, loss_0), (weights_1, loss_1) = first
+    assert weights_0 == weights_1
+    assert loss_0 != loss_1
+
+
+def finish_after_a_slow_save(world: World, folder: str) -> bool:
+    def slowly(*arguments: Any) -> Path:
+        time.sleep(0.5)
+        return save_checkpoint(*arguments)
+
+    run.save_checkpoint = slowly
+    try:
+        recipe, config = load_recipe("digits", ["quick=true"])
+        train_recipe(recipe, config, world, RunFolder(Path(folder)), [])
+    finally:
+        run.save_checkpoint = save_checkpoint
+    return (Path(folder) / "checkpoints" / "LATEST").exists()
+
+
+def test_no_rank_is_done_before_the_result_is_saved(tmp_path: Path) -> None:
+    assert ranks(2).run(finish_after_a_slow_save, str(tmp_path / "a")) == [True, True]
+
+
+def make_a_trainer_without_a_world(world: World) -> int:
+    model = nn.Linear(1, 1)
+    return Trainer(model, torch.optim.SGD(model.parameters()), lambda m, b: (m(b).sum(), 1), device="cpu").world.size
+
+
+def test_a_trainer_made_without_a_world_finds_the_one_it_is_in() -> None:
+    assert ranks(2).run(make_a_trainer_without_a_world) == [2, 2]

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lockstep.config.json_text import parse_json
 from lockstep.errors import LockstepError
+from lockstep.events.event import plain
 
 FORMAT_VERSION = 1
 
@@ -34,20 +36,24 @@ def save_checkpoint(checkpoints: Path, step: int, weights: Mapping[str, Tensor],
     """Commit `weights` and the JSON values `facts` as `step-N`, and point LATEST at it."""
     target = checkpoints / f"step-{step}"
     draft = checkpoints / f".draft-step-{step}-{os.getpid()}"
+    replaced = checkpoints / f".replaced-step-{step}-{os.getpid()}"
     draft.mkdir(parents=True)
     try:
         save_file({name: _own_copy(tensor) for name, tensor in weights.items()}, draft / _WEIGHTS)
         files = {_WEIGHTS: {"bytes": (draft / _WEIGHTS).stat().st_size, "sha256": _sha256(draft / _WEIGHTS)}}
-        manifest = {"format": FORMAT_VERSION, "step": step, "files": files, **facts}
-        (draft / _MANIFEST).write_text(json.dumps(manifest, indent=1))
+        manifest = {**plain(facts), "format": FORMAT_VERSION, "step": step, "files": files}
+        (draft / _MANIFEST).write_text(json.dumps(manifest, indent=1, allow_nan=False))
         for path in (draft / _WEIGHTS, draft / _MANIFEST, draft):
             _flush(path)
         if target.exists():
-            shutil.rmtree(target)  # an earlier attempt's result at the same step
+            target.rename(replaced)  # an earlier attempt's result at the same step
         draft.rename(target)
         _flush(checkpoints)
+    except SafetensorError as error:
+        raise CheckpointError(f"{target} could not be written: {error}") from None
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+        shutil.rmtree(replaced, ignore_errors=True)
     _write_latest(checkpoints, target.name)
     return target
 

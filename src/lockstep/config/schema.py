@@ -138,14 +138,14 @@ class OptimConfig(Frozen):
 class Config(Frozen):
     """A training run. Recipes and users subclass it, and narrow `model` and `data` to Frozen classes of their own."""
 
-    recipe: str
+    recipe: str | None = None  # what `lockstep train` is to train; a loop of one's own needs none
     seed: Whole = 0
     epochs: Count | None = None  # or steps
     steps: Count | None = Field(default=None, validate_default=True)
     batch: BatchConfig
     optim: OptimConfig = OptimConfig()
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    threads: Count = 1  # per process; never derived from the number of processes
+    threads: Annotated[Count, Field(le=1024)] = 1  # per process; never derived from the number of processes
     use_ddp: Flag = True
     ddp_backend: Literal["auto", "nccl", "gloo"] = "auto"
     timeout_s: Positive = 600.0

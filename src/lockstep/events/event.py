@@ -25,7 +25,7 @@ class Events:
         self._sinks = tuple(sinks)
 
     def emit(self, kind: Kind, step: int, **fields: Any) -> None:
-        event = {"t": round(time.time(), 3), "attempt": self.attempt, "step": step, "kind": kind, **_plain(fields)}
+        event = {"t": round(time.time(), 3), "attempt": self.attempt, "step": step, "kind": kind, **plain(fields)}
         for sink in self._sinks:
             sink.emit(event)
 
@@ -34,12 +34,12 @@ class Events:
             sink.close()
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """JSON has no NaN: a strict reader would refuse the line, so non-finite numbers become their names."""
     if isinstance(value, dict):
-        return {key: _plain(element) for key, element in value.items()}
+        return {key: plain(element) for key, element in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(element) for element in value]
+        return [plain(element) for element in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.json_text import parse_json
+from lockstep.errors import UserError
 from lockstep.events.event import Event
 
 _MAX_LINE_BYTES = 2**20
@@ -15,8 +16,11 @@ class JsonLines:
     """A sink that appends. One write call a line, so that a kill leaves at most the last line torn."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("ab", buffering=0)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("ab", buffering=0)
+        except OSError as error:
+            raise UserError(f"cannot write {path}: {error.strerror}") from None
         if path.stat().st_size and not _ends_with_newline(path):
             self._file.write(b"\n")  # a kill tore the last line: keep ours apart from it
 
@@ -31,8 +35,11 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The whole objects of a file; torn, overlong and foreign lines are passed over."""
     with path.open("rb") as file:
         while line := file.readline(_MAX_LINE_BYTES):
+            whole = line.endswith(b"\n")
+            while line and not line.endswith(b"\n"):
+                line = file.readline(_MAX_LINE_BYTES)  # the rest of an overlong line is not a line of its own
             try:
-                value = parse_json(line)
+                value = parse_json(line) if whole else None
             except ValueError:
                 continue
             if isinstance(value, dict):

@@ -1,23 +1,37 @@
 """The run folder: what stands where, and how a run claims it."""
 
 import json
+import os
 import secrets
+import socket
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from lockstep.config.draft import read
 from lockstep.config.json_text import parse_json
 from lockstep.config.resolved import difference, digest, dump
 from lockstep.config.schema import Config
-from lockstep.errors import UserError
+from lockstep.errors import ConfigError, UserError
 from lockstep.events.jsonl import read_lines
 
 FORMAT_VERSION = 1
 
 _MAX_RUN_JSON_BYTES = 2**20
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A run's hold on its folder, until it is released or the process ends."""
+
+    attempt: int
+    lock: TextIO
+
+    def release(self) -> None:
+        self.lock.close()
 
 
 @dataclass(frozen=True)
@@ -43,29 +57,65 @@ class RunFolder:
     def rank_log(self, rank: int) -> Path:
         return self.path / "ranks" / f"{rank}.jsonl"
 
-    def claim(self, config: Config, fingerprint: Mapping[str, Any]) -> int:
-        """Make the folder ours, or come back to it with the same config; return the number of this attempt.
+    def claim(self, config: Config, fingerprint: Mapping[str, Any]) -> Claim:
+        """Make the folder ours, or come back to it with the same config.
 
-        Nothing that is there is ever overwritten: another config, or a folder that is not a run's, is refused.
+        Nothing that is there is ever overwritten: another config, a folder that is not a run's, or one that another
+        process is training in, is refused.
         """
+        try:
+            if self._is_foreign():
+                raise UserError(f"{self.path} exists and is not a run folder: choose another with --run")
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = self._lock()
+            try:
+                return Claim(self._begin_or_come_back(config, fingerprint), lock)
+            except BaseException:
+                lock.close()
+                raise
+        except OSError as error:
+            raise UserError(f"cannot use the run folder {self.path}: {error.strerror or error}") from None
+
+    def _is_foreign(self) -> bool:
+        if not self.path.exists() or self.facts.exists():
+            return False
+        # A start that was killed before it wrote run.json leaves its config, its lock and drafts.
+        return any(entry != self.config and not entry.name.startswith(".") for entry in self.path.iterdir())
+
+    def _lock(self) -> TextIO:
+        """A lock that ends with this process, however it ends, and that no process it forks can keep."""
+        lock = (self.path / ".lock").open("a+")
+        if sys.platform != "win32":
+            import fcntl
+
+            try:
+                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                lock.seek(0)
+                owner = lock.read(200).strip()
+                lock.close()
+                raise UserError(
+                    f"{self.path} is in use by {owner}: wait for it, or choose another with --run"
+                ) from None
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        lock.flush()
+        return lock
+
+    def _begin_or_come_back(self, config: Config, fingerprint: Mapping[str, Any]) -> int:
+        """The number of this attempt."""
         if self.facts.exists():
             self._check_same(config)
-            return 1 + max((event.get("attempt", 0) for event in self._events_so_far()), default=0)
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-            raise UserError(f"{self.path} exists and is not a run folder: choose another with --run")
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            _write(self.config, dump(config))
-            facts = {
-                "format": FORMAT_VERSION,
-                "run_id": secrets.token_hex(8),
-                "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                "config_digest": digest(config),
-                "fingerprint": dict(fingerprint),
-            }
-            _write(self.facts, json.dumps(facts, indent=1) + "\n")
-        except OSError as error:
-            raise UserError(f"cannot write the run folder {self.path}: {error.strerror}") from None
+            return self._next_attempt()
+        _write(self.config, dump(config))
+        facts = {
+            "format": FORMAT_VERSION,
+            "run_id": secrets.token_hex(8),
+            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "config_digest": digest(config),
+            "fingerprint": dict(fingerprint),
+        }
+        _write(self.facts, json.dumps(facts, indent=1) + "\n")
         return 1
 
     def _check_same(self, config: Config) -> None:
@@ -73,19 +123,33 @@ class RunFolder:
             try:
                 facts = parse_json(file.read(_MAX_RUN_JSON_BYTES))
             except ValueError:
-                raise UserError(f"{self.facts} is damaged: choose another folder with --run") from None
+                facts = None
+        if not isinstance(facts, dict):
+            raise UserError(f"{self.facts} is damaged: choose another folder with --run")
         if facts.get("format") != FORMAT_VERSION:
             raise UserError(f"{self.facts}: format {facts.get('format')!r}, this lockstep writes {FORMAT_VERSION}")
-        if facts.get("config_digest") == digest(config):
-            return
-        changes = difference(read(self.config).check(type(config)), config)
-        raise UserError(
-            f"{self.path} holds a run with another config: choose another folder with --run\n"
-            + "\n".join(f"  {change}" for change in changes)
-        )
+        if facts.get("config_digest") != digest(config) and (changes := self._changes(config)):
+            raise UserError(
+                f"{self.path} holds a run with another config: choose another folder with --run\n"
+                + "\n".join(f"  {change}" for change in changes)
+            )
 
-    def _events_so_far(self) -> list[dict[str, Any]]:
-        return list(read_lines(self.events)) if self.events.exists() else []
+    def _changes(self, config: Config) -> list[str]:
+        """How `config` differs from the folder's; a setting that was added since counts with its default."""
+        old = read(self.config)
+        recipe = old.values.get("recipe")
+        if recipe != config.recipe:
+            return [f"recipe: {recipe} → {config.recipe}"]
+        try:
+            return difference(old.check(type(config)), config)
+        except ConfigError as error:
+            return list(error.problems)
+
+    def _next_attempt(self) -> int:
+        if not self.events.exists():
+            return 1
+        attempts = (event.get("attempt") for event in read_lines(self.events))
+        return 1 + max((attempt for attempt in attempts if isinstance(attempt, int)), default=0)
 
 
 def _write(path: Path, text: str) -> None:

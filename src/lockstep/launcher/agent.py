@@ -7,8 +7,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
+from subprocess import Popen
 
 import torch
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
@@ -76,13 +78,31 @@ class _Agent(LocalElasticAgent):
             ends = self._await_the_cause(worker_group)
         result: RunResult = super()._monitor_workers(worker_group)
         if result.is_failed():
+            if not any(end.exit_code for end in ends):  # a rank ended after we had looked
+                ends = [_less_our_own_signal(end) for end in self._ends(worker_group)]
             self.verdict = explain(ends, worker_group.workers[0].world_size)
-            self.say(self.verdict.text)
+            for message in self.verdict.messages:
+                self.say(message)
             if self._remaining_restarts > 0:
                 self.say(f"restarting all ranks ({self._remaining_restarts} restarts left)")
             for path in self._failure_folder.iterdir():
                 path.unlink()
         return result
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
+        """Ask the ranks to end; while we wait for them, one more signal kills them at once."""
+        running = [process for process in self._processes().values() if process.poll() is None]
+        if running:
+            self.say(f"stopping {len(running)} ranks ({death_sig.name}); once more to kill them at once")
+
+        def kill(*_: object) -> None:
+            for process in running:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, kill)
+        super()._shutdown(death_sig, timeout)
 
     def _await_the_cause(self, worker_group: WorkerGroup) -> list[RankEnd]:
         """A rank closes its connections before it is quite dead: its victims can be seen to end first."""
@@ -93,14 +113,23 @@ class _Agent(LocalElasticAgent):
 
     def _ends(self, worker_group: WorkerGroup) -> list[RankEnd]:
         """How each rank stands, before the elastic agent reacts to any of them."""
-        assert isinstance(self._pcontext, SubprocessContext)
-        handlers = self._pcontext.subprocess_handlers
+        processes = self._processes()
         ends = []
         for worker in worker_group.workers:
-            exit_code = handlers[worker.local_rank].proc.poll()
+            exit_code = processes[worker.local_rank].poll()
             report = read_report(self._failure_folder / f"rank-{worker.global_rank}.json")
             ends.append(RankEnd(worker.global_rank, exit_code, report))
         return ends
+
+    def _processes(self) -> dict[int, Popen[bytes]]:
+        if not isinstance(self._pcontext, SubprocessContext):
+            return {}  # nothing has been started yet
+        return {local_rank: handler.proc for local_rank, handler in self._pcontext.subprocess_handlers.items()}
+
+
+def _less_our_own_signal(end: RankEnd) -> RankEnd:
+    """Seen after the elastic agent has stopped the ranks: one that ended by its signal was running until then."""
+    return replace(end, exit_code=None) if end.exit_code == -signal.SIGTERM else end
 
 
 def _rendezvous(node: Node, endpoint: str | None) -> RendezvousHandler:

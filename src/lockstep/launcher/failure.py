@@ -45,7 +45,7 @@ class RankEnd:
 @dataclass(frozen=True)
 class Verdict:
     exit_code: int
-    text: str
+    messages: list[str]  # each to be said on its own; one with a traceback has many lines
 
 
 def read_report(path: Path) -> Report | None:
@@ -59,21 +59,30 @@ def read_report(path: Path) -> Report | None:
 
 
 def explain(ends: Sequence[RankEnd], world_size: int) -> Verdict:
-    """Name the cause first and its victims in one line."""
+    """Name the cause first and its victims in one line. `ends` are this machine's ranks."""
     cause = min(ends, key=_suspicion)
     others = [end for end in ends if end is not cause]
     if cause.report is not None and cause.report.deliberate:
         same = [end for end in others if end.report is not None and end.report.error == cause.report.error]
         _, _, message = cause.report.error.partition(": ")
-        where = "" if len(same) == len(others) else f"rank {cause.rank}: "
-        return Verdict(cause.report.exit_code or EXIT_FAILED, where + message)
-    lines = [f"rank {cause.rank} of {world_size} failed, the cause: {_cause_in_words(cause)}"]
-    if cause.report is not None:
-        lines.append(cause.report.traceback.rstrip())
-    victims = [f"rank {end.rank} ({_suffering_in_words(end)})" for end in sorted(others, key=lambda end: end.rank)]
-    if victims:
-        lines.append(f"its victims: {', '.join(victims)}")
-    return Verdict(EXIT_FAILED, "\n".join(lines))
+        speaks_for_all = len(same) == len(others) or message.startswith(f"rank {cause.rank} ")
+        lines = message.splitlines()
+        lines[0] = lines[0] if speaks_for_all else f"rank {cause.rank}: {lines[0]}"
+        return Verdict(cause.report.exit_code or EXIT_FAILED, lines)
+    victims = ", ".join(
+        f"rank {end.rank} ({_suffering_in_words(end)})"
+        for end in sorted(others, key=lambda end: end.rank)
+        if end.exit_code != 0  # a rank that was done is nobody's victim
+    )
+    if _suspicion(cause)[0] >= _LOST_CONTACT and world_size > len(ends):
+        everyone = ", ".join(str(end.rank) for end in sorted(ends, key=lambda end: end.rank))
+        return Verdict(
+            EXIT_FAILED, [f"rank {everyone} of {world_size}: victims of a rank on another machine; see there"]
+        )
+    account = cause.report.traceback.rstrip() if cause.report is not None else ""
+    heading = f"rank {cause.rank} of {world_size} failed, the cause: {_cause_in_words(cause)}"
+    tail = f"its victims: {victims}" if victims else ""
+    return Verdict(EXIT_FAILED, ["\n".join(part for part in (heading, account, tail) if part)])
 
 
 def only_victims(ends: Sequence[RankEnd]) -> bool:
@@ -96,7 +105,7 @@ def _suspicion(end: RankEnd) -> tuple[int, float]:
 
 def _cause_in_words(end: RankEnd) -> str:
     if end.report is not None:
-        return end.report.error
+        return _first_line(end.report.error)
     if end.exit_code is None:
         return "no rank left word; all were stopped"
     if end.exit_code < 0:
@@ -108,12 +117,17 @@ def _cause_in_words(end: RankEnd) -> str:
 
 def _suffering_in_words(end: RankEnd) -> str:
     if end.report is not None:
-        return "lost contact" if end.report.communication else f"then raised {end.report.error[:120]}"
+        return "lost contact" if end.report.communication else f"then raised {_first_line(end.report.error)}"
     if end.exit_code is None:
         return "stopped"
     if end.exit_code < 0:
         return f"ended by {_signal_name(-end.exit_code)}"
     return "finished" if end.exit_code == 0 else f"exited with code {end.exit_code}"
+
+
+def _first_line(text: str) -> str:
+    line = text.split("\n", 1)[0]
+    return line if len(line) <= 200 else line[:199] + "…"
 
 
 def _signal_name(number: int) -> str:

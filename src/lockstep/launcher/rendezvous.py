@@ -1,12 +1,14 @@
 """Where the agents of a job meet, and the store each round of workers gets."""
 
+import time
 from datetime import timedelta
 
 from torch._C._distributed_c10d import Store, TCPStore  # torch.distributed re-exports these untyped
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from lockstep.config.environment import Node
-from lockstep.launcher.store import hold_store, reach_store
+from lockstep.errors import WorldError
+from lockstep.launcher.store import await_keys, hold_store, reach_store
 
 _MEETING_TIMEOUT = timedelta(minutes=10)
 
@@ -28,32 +30,35 @@ class FreshStoreRendezvous(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         self._round += 1
-        if self._node.index == 0:
-            self._round_store = hold_store(self._node.master_addr, 0, _MEETING_TIMEOUT)
-            if self._node.count > 1:
-                self._meet().set(self._port_key, str(self._round_store.port))
+        address, index, count = self._node.master_addr, self._node.index, self._node.count
+        if index == 0:
+            self._round_store = hold_store(address, 0, _MEETING_TIMEOUT)
+            self._meet(str(self._round_store.port))
         else:
-            port = int(self._meet().get(self._port_key))
-            self._round_store = reach_store(self._node.master_addr, port, _MEETING_TIMEOUT, self._who)
-        place = RendezvousStoreInfo(self._node.master_addr, self._round_store.port)
-        return RendezvousInfo(self._round_store, self._node.index, self._node.count, place)
+            port = int(self._meet("here")[0])
+            self._round_store = reach_store(address, port, _MEETING_TIMEOUT, f"machine {index}")
+        return RendezvousInfo(self._round_store, index, count, RendezvousStoreInfo(address, self._round_store.port))
 
-    def _meet(self) -> Store:
+    def _meet(self, word: str) -> list[str]:
+        """Say a word and hear every machine's, in order: machine 0 says the port of the round's store."""
+        if self._node.count == 1:
+            return [word]
+        address, port, index = self._node.master_addr, self._node.master_port, self._node.index
         if self._meeting is None:
-            address, port = self._node.master_addr, self._node.master_port
-            if self._node.index == 0:
-                self._meeting = hold_store(address, port, _MEETING_TIMEOUT)
-            else:
-                self._meeting = reach_store(address, port, _MEETING_TIMEOUT, self._who)
-        return self._meeting
-
-    @property
-    def _port_key(self) -> str:
-        return f"round/{self._round}/port"
-
-    @property
-    def _who(self) -> str:
-        return f"machine {self._node.index}"
+            self._meeting = (
+                hold_store(address, port, _MEETING_TIMEOUT)
+                if index == 0
+                else reach_store(address, port, _MEETING_TIMEOUT, f"machine {index}")
+            )
+        keys = [f"round/{self._round}/machine/{other}" for other in range(self._node.count)]
+        self._meeting.set(keys[index], word)
+        missing = await_keys(self._meeting, keys, time.monotonic() + _MEETING_TIMEOUT.total_seconds())
+        if missing:
+            raise WorldError(
+                f"machine {index} waited in vain for machine {', '.join(map(str, missing))} of {self._node.count} at "
+                f"{address}:{port}: not started, or cannot connect"
+            )
+        return [self._meeting.get(key).decode() for key in keys]
 
     @property
     def use_agent_store(self) -> bool:

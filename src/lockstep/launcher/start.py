@@ -4,9 +4,11 @@ plan = LaunchPlan(nproc=2)
 exit_code = start(plan, ["train.py", "--epochs", "3"])
 """
 
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Literal
 
@@ -42,8 +44,14 @@ def start(plan: LaunchPlan, target: Sequence[str]) -> int:
 
 
 def check_target(target: Sequence[str]) -> None:
-    if target[0] != "-m" and not Path(target[0]).is_file():
-        raise UserError(f"{target[0]}: no such script")
+    if target[0] != "-m":
+        if not Path(target[0]).is_file():
+            raise UserError(f"{target[0]}: no such script")
+        return
+    package, _, _ = target[1].partition(".")
+    # The outermost name alone: looking further would import the package.
+    if PathFinder.find_spec(package, [str(Path.cwd()), *sys.path]) is None and package not in sys.builtin_module_names:
+        raise UserError(f"-m {target[1]}: no module named {package}")
 
 
 def _check(plan: LaunchPlan) -> None:
@@ -62,6 +70,8 @@ def _check(plan: LaunchPlan) -> None:
         raise UserError(
             f"--nnodes {plan.nnodes} needs --node-rank and --master-addr (the address of machine 0), or --rdzv-endpoint"
         )
+    if plan.rdzv_endpoint is not None and not re.fullmatch(r".+:\d{1,5}", plan.rdzv_endpoint):
+        raise UserError(f"--rdzv-endpoint {plan.rdzv_endpoint}: expected HOST:PORT")
     if not several and plan.rdzv_endpoint is not None:
         raise UserError("--rdzv-endpoint is where several machines meet: give --nnodes too")
 

@@ -3,9 +3,10 @@
 import errno
 import socket
 import time
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
-from torch._C._distributed_c10d import TCPStore  # torch.distributed re-exports these untyped
+from torch._C._distributed_c10d import Store, TCPStore  # torch.distributed re-exports these untyped
 
 from lockstep.config.environment import is_loopback
 from lockstep.errors import WorldError
@@ -37,11 +38,31 @@ def reach_store(address: str, port: int, timeout: timedelta, who: str) -> TCPSto
         ) from None
 
 
+def await_keys(store: Store, keys: Sequence[str], deadline: float) -> list[int]:
+    """Wait until all keys are set; return the indices of those that are missing at the (monotonic) deadline.
+
+    By asking again and again: inside the store's own wait Python would see neither Ctrl-C nor SIGTERM.
+    """
+    pauses = _pauses()
+    while not store.check(list(keys)):
+        if time.monotonic() > deadline:
+            return [index for index, key in enumerate(keys) if not store.check([key])]
+        time.sleep(next(pauses))
+    return []
+
+
+def _pauses() -> Iterator[float]:
+    """How long to wait before asking again, in seconds: briefly at first, then less and less often."""
+    pause_s = 0.002
+    while True:
+        yield pause_s
+        pause_s = min(2 * pause_s, 0.1)
+
+
 def _await_listener(address: str, port: int, timeout_s: float) -> None:
     """Return once somebody listens. The store's own client, refused once, tries again late and complains at length."""
     deadline = time.monotonic() + timeout_s
-    pause_s = 0.002
-    while True:
+    for pause_s in _pauses():
         try:
             socket.create_connection((address, port), timeout=max(deadline - time.monotonic(), 0.001)).close()
             return
@@ -49,7 +70,6 @@ def _await_listener(address: str, port: int, timeout_s: float) -> None:
             if time.monotonic() + pause_s > deadline:
                 raise
         time.sleep(pause_s)
-        pause_s = min(2 * pause_s, 0.25)
 
 
 def loopback_interface() -> str:

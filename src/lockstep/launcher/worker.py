@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from types import TracebackType
+from types import FrameType
 
 from lockstep.config import environment
 from lockstep.errors import LockstepError
@@ -36,6 +36,7 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def main() -> None:
+    report_path = environment.failure_report_path()  # now: the script may change the environment
     if (agent_pid := environment.agent_pid()) is not None:
         die_with_parent(agent_pid)
     if sys.platform != "win32":
@@ -47,10 +48,10 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except Exception as error:
-        _leave_report(error)
-        # The agent prints the traceback, so that the culprit's comes first; with no agent to do it, print it here.
-        if environment.failure_report_path() is None:
+        if report_path is None:
             raise
+        # The agent prints it, so that the culprit's traceback comes first.
+        leave_report(error, report_path)
         sys.exit(1)
 
 
@@ -66,30 +67,44 @@ def run_target(arguments: list[str]) -> None:
         runpy.run_path(arguments[0], run_name="__main__")
 
 
-def _leave_report(error: Exception) -> None:
-    path = environment.failure_report_path()
-    if path is None:
-        return
+def leave_report(error: Exception, path: Path) -> None:
     report = {
         "time": time.time(),
-        "error": f"{type(error).__name__}: {error}",
-        "traceback": "".join(traceback.format_exception(type(error), error, _users_part(error.__traceback__))),
+        "error": _shortened("".join(traceback.format_exception_only(error)).rstrip()),
+        "traceback": _shortened(users_traceback(error)),
         # A deliberate error needs no traceback and says how the command should end.
         "deliberate": isinstance(error, LockstepError),
         "exit_code": error.exit_code if isinstance(error, LockstepError) else None,
         "communication": _is_communication_failure(error),
     }
+    if isinstance(error, LockstepError):
+        report["error"] = f"{type(error).__name__}: {error}"
     draft = path.with_suffix(".part")
     draft.write_text(json.dumps(report))
     draft.rename(path)
 
 
-def _users_part(trace: TracebackType | None) -> TracebackType | None:
-    """Drop the frames between this module and the user's first line: they only push the cause off the screen."""
-    ours = (__file__, runpy.__file__, "<frozen runpy>")
-    while trace is not None and trace.tb_frame.f_code.co_filename in ours:
+def users_traceback(error: Exception) -> str:
+    """The traceback from the user's first line on: the frames before it only push the cause off the screen."""
+    trace = error.__traceback__
+    while trace is not None and _is_before_the_users(trace.tb_frame):
         trace = trace.tb_next
-    return trace
+    return "".join(traceback.format_exception(type(error), error, trace))
+
+
+def _is_before_the_users(frame: FrameType) -> bool:
+    package, _, module = frame.f_globals.get("__name__", "").partition(".")
+    if frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+        return True
+    return package == "typer" or (package, module) == ("lockstep", "cli")
+
+
+def _shortened(text: str) -> str:
+    """The beginning and the end of an overlong text: the agent reads a bounded report."""
+    return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT // 2]}\n…\n{text[-_MAX_TEXT // 2 :]}"
+
+
+_MAX_TEXT = 100_000
 
 
 def _is_communication_failure(error: Exception) -> bool:

@@ -1,10 +1,11 @@
 """Recipes by name, and configs together with the recipe they name."""
 
 import importlib
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lockstep.config.draft import read
+from lockstep.config.draft import Draft, read
 from lockstep.config.schema import Config
 from lockstep.errors import ConfigError
 from lockstep.train.recipe import Recipe
@@ -15,16 +16,28 @@ _FOLDER = Path(__file__).parent
 def load_recipe(config: str, overrides: Sequence[str] = ()) -> tuple[Recipe, Config]:
     """A recipe and its checked settings, from a YAML file or a built-in recipe's name."""
     path = Path(config)
-    if not path.exists() and (builtin := default_config(config)) is not None:
+    if not path.is_file() and (builtin := default_config(config)) is not None:
         path = builtin
     elif not path.exists() and not path.suffix:
         raise ConfigError([f"{config}: neither a file nor a built-in recipe ({', '.join(builtin_names())})"])
     draft = read(path, overrides, builtin=default_config)
     name = draft.values.get("recipe")
     if not isinstance(name, str):
-        draft.check(Config)  # says what is wrong with it, and with everything else
-    recipe = find(str(name), draft.origin("recipe"))
+        raise ConfigError(_faults_without_a_recipe(draft))
+    recipe = find(name, draft.origin("recipe"))
     return recipe, draft.check(recipe.config_class)
+
+
+def _faults_without_a_recipe(draft: Draft) -> list[str]:
+    faults = []
+    if draft.values.get("recipe") is None:
+        known = ", ".join(builtin_names())
+        faults.append(f"{draft.origin('recipe')}: recipe: missing; expected {known} or package.module:name")
+    try:
+        draft.check(Config)
+    except ConfigError as error:
+        faults += error.problems
+    return faults
 
 
 def builtin_names() -> list[str]:
@@ -42,14 +55,20 @@ def find(name: str, origin: str) -> Recipe:
         module, attribute = f"lockstep.recipes.{name}.recipe", "recipe"
     else:
         module, _, attribute = name.partition(":")
-    if not attribute:
+    if not (module and attribute):
         known = ", ".join(builtin_names())
         raise ConfigError([f"{origin}: recipe: expected {known} or package.module:name, got {name[:60]!r}"])
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)  # as `python -m lockstep` has it: a recipe may stand beside its config
     try:
         recipe: Recipe = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError([f"{origin}: recipe: {name}: {error}"]) from None
+    except Exception as error:  # whatever the user's module does when it is imported
+        raise ConfigError(
+            [f"{origin}: recipe: {name}: {type(error).__name__}: {' '.join(str(error).split())}"]
+        ) from None
     missing = [part for part in ("config_class", "model", "data", "loss", "metrics") if not hasattr(recipe, part)]
     if missing:
         raise ConfigError([f"{origin}: recipe: {name} is not a recipe: it has no {', '.join(missing)}"])
+    if not (isinstance(recipe.config_class, type) and issubclass(recipe.config_class, Config)):
+        raise ConfigError([f"{origin}: recipe: {name}: its config_class is not a lockstep.Config"])
     return recipe

@@ -64,16 +64,20 @@ class Trainer:
         epochs: int | None = None,
         steps: int | None = None,
     ) -> list[dict[str, float]]:
-        """Train for so many epochs or steps; return the metrics of each evaluation, the same on every rank."""
+        """Train for so many (more) epochs or steps; return each evaluation's metrics, the same on every rank."""
         if (epochs is None) == (steps is None):
             raise ValueError("give either epochs or steps")
-        total_steps = steps if epochs is None else epochs * len(train_loader)
-        assert total_steps is not None
+        to_do = steps if epochs is None else epochs * len(train_loader)
+        assert to_do is not None
+        last_step = self.step + to_do
         history: list[dict[str, float]] = []
         epoch = 0
-        while self.step < total_steps:
+        while self.step < last_step:
+            before = self.step
             _set_epoch(train_loader, epoch)
-            self._train_epoch(train_loader, total_steps, epoch)
+            self._train_epoch(train_loader, last_step, epoch)
+            if self.step == before:
+                raise ValueError("the training loader is empty")
             epoch += 1
             if val_loader is not None and self._metrics is not None:
                 values = self.evaluate(val_loader)
@@ -93,7 +97,7 @@ class Trainer:
         self.model.train(was_training)
         return tally.means()
 
-    def _train_epoch(self, loader: DataLoader[Any], total_steps: int, epoch: int) -> None:
+    def _train_epoch(self, loader: DataLoader[Any], last_step: int, epoch: int) -> None:
         self.model.train()
         started = time.perf_counter()
         for batch in loader:
@@ -102,7 +106,7 @@ class Trainer:
             total = self._replicas.backward(*self._loss(self._replicas.wrapped, _to_device(batch, self.device)))
             self._optimizer.step()
             self.step += 1
-            last = self.step == total_steps
+            last = self.step == last_step
             if last or self.step % self._log_every == 0:
                 mean = (total.loss_sum / total.num_losses).item()
                 timing = {"data_s": fetched - started, "compute_s": time.perf_counter() - fetched}

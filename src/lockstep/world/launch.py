@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 
 from lockstep.config import environment
-from lockstep.errors import UserError
+from lockstep.errors import LockstepError, UserError, complain
 from lockstep.launcher.start import LaunchPlan, start
 from lockstep.world.setup import cleanup_distributed, setup_distributed
 from lockstep.world.world import World
@@ -30,7 +30,10 @@ def launch(
     if environment.role(nproc_given=nproc is not None) == "agent":
         assert nproc is not None
         with environment.exported({environment.SPAWNED_BY_LAUNCH: "1"}):
-            exit_code = start(LaunchPlan(nproc=nproc), _this_script())
+            try:
+                exit_code = start(LaunchPlan(nproc=nproc), _this_script())
+            except LockstepError as error:
+                exit_code = complain(error)
         if exit_code != 0:
             sys.exit(exit_code)
         return
@@ -39,6 +42,10 @@ def launch(
         world = setup_distributed(backend=backend, timeout_s=timeout_s, device=device)
         sys.argv = environment.without_local_rank(sys.argv)
         main(world)
+    except LockstepError as error:
+        if environment.agent_pid() is not None:
+            raise  # its agent tells, once for all ranks
+        sys.exit(complain(error))
     finally:
         cleanup_distributed()
     if environment.spawned_by_launch():

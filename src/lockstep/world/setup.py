@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import PrefixStore, Store  # torch.distributed r
 from lockstep.config import environment
 from lockstep.config.environment import Placement
 from lockstep.errors import WorldError
-from lockstep.launcher.store import hold_store, loopback_interface, reach_store
+from lockstep.launcher.store import await_keys, hold_store, loopback_interface, reach_store
 from lockstep.world.device import choose_backend, choose_device, devices_are_shared, warn_if_pointless
 from lockstep.world.world import World
 
@@ -38,13 +38,12 @@ def setup_distributed(
         raise WorldError(f"timeout_s={timeout_s}: expected a number of seconds greater than 0")
     placement = _place(rank, world_size)
     chosen_device = choose_device(placement, device)
+    if dist.is_initialized():
+        return _world_joined_before(placement, chosen_device)
     if placement.launcher == "none":
         return World(device=chosen_device)
-    if dist.is_initialized():
-        raise WorldError("the process group is already initialized: call cleanup_distributed() first")
-    shared = devices_are_shared(placement, chosen_device)
     if backend is None or backend == "auto":
-        backend = choose_backend(chosen_device.type, shared)
+        backend = choose_backend(chosen_device.type, devices_are_shared(placement, chosen_device))
     if not dist.is_backend_available(backend):
         raise WorldError(f"backend={backend!r} is not available in this torch: try gloo")
     if backend == "nccl" and chosen_device.type != "cuda":
@@ -57,18 +56,7 @@ def setup_distributed(
     if placement.rank == 0:
         logger.info("Initialized DDP with %d processes (%s, %s)", placement.world_size, backend, chosen_device.type)
         warn_if_pointless(placement, chosen_device, logger.warning)
-    return World(
-        rank=placement.rank,
-        local_rank=placement.local_rank,
-        size=placement.world_size,
-        local_size=placement.local_world_size,
-        node=placement.node,
-        num_nodes=placement.num_nodes,
-        device=chosen_device,
-        backend=backend,
-        launcher=placement.launcher,
-        attempt=placement.attempt,
-    )
+    return _world_of(placement, chosen_device, backend)
 
 
 def init_process_group(
@@ -96,6 +84,34 @@ def _place(rank: int | None, world_size: int | None) -> Placement:
     return environment.placement_of(rank, world_size)
 
 
+def _world_of(placement: Placement, device: torch.device, backend: str) -> World:
+    return World(
+        rank=placement.rank,
+        local_rank=placement.local_rank,
+        size=placement.world_size,
+        local_size=placement.local_world_size,
+        node=placement.node,
+        num_nodes=placement.num_nodes,
+        device=device,
+        backend=backend,
+        launcher=placement.launcher,
+        attempt=placement.attempt,
+    )
+
+
+def _world_joined_before(placement: Placement, device: torch.device) -> World:
+    """A second call, by a library or a Trainer made without a world, sees the world the first one joined."""
+    joined = (dist.get_rank(), dist.get_world_size())
+    if (placement.rank, placement.world_size) != joined:
+        if placement.launcher != "none":
+            raise WorldError(
+                f"rank {placement.rank} of {placement.world_size} is to join, but this process is already rank "
+                f"{joined[0]} of {joined[1]}: call cleanup_distributed() first"
+            )
+        placement = environment.placement_of(*joined)
+    return _world_of(placement, device, dist.get_backend())
+
+
 def _join(placement: Placement, backend: str, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     timeout = timedelta(seconds=timeout_s)
@@ -116,12 +132,10 @@ def _await_everyone(store: Store, placement: Placement, deadline: float) -> None
     """Wait until every rank has arrived, so that a missing one is named instead of a bare timeout later."""
     arrivals = [f"arrived/{rank}" for rank in range(placement.world_size)]
     store.set(arrivals[placement.rank], "1")
-    try:
-        store.wait(arrivals, timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
-    except dist.DistStoreError:
-        missing = [rank for rank, key in enumerate(arrivals) if not store.check([key])]
+    missing = await_keys(store, arrivals, deadline)
+    if missing:
         raise WorldError(
             f"rank {placement.rank} waited in vain for rank{'s' * (len(missing) > 1)} "
             f"{', '.join(map(str, missing))} of {placement.world_size} at "
             f"{placement.master_addr}:{placement.master_port}: not started, or cannot connect"
-        ) from None
+        )

@@ -1,5 +1,6 @@
 """A checkpoint is there whole or not at all, and a damaged one is not loaded."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,13 @@ def test_the_newest_is_latest_and_a_step_can_be_saved_again(tmp_path: Path) -> N
     assert latest is not None
     assert load_weights(latest)["x"].item() == 3.0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["LATEST", "step-1", "step-2"]
+
+
+def test_the_manifest_is_strict_json_and_facts_cannot_forge_it(tmp_path: Path) -> None:
+    saved = save_checkpoint(tmp_path, 1, {"x": torch.ones(1)}, {"metrics": {"loss": float("nan")}, "step": 9})
+    manifest = json.loads((saved / "manifest.json").read_text(), parse_constant=lambda word: pytest.fail(word))
+    assert manifest["metrics"] == {"loss": "nan"}
+    assert manifest["step"] == 1
 
 
 def test_a_failed_save_leaves_the_last_good_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

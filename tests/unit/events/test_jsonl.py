@@ -46,6 +46,12 @@ def test_foreign_lines_are_passed_over(tmp_path: Path) -> None:
     assert [event["step"] for event in read_lines(path)] == [1, 2]
 
 
+def test_the_rest_of_an_overlong_line_is_not_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "e.jsonl"
+    path.write_bytes(b'"' + b"x" * (2**20 - 1) + b'{"step": 9}\n{"step": 1}\n')
+    assert [event["step"] for event in read_lines(path)] == [1]
+
+
 def test_readers_keep_the_highest_attempt_of_a_step() -> None:
     def step(attempt: int, number: int) -> dict[str, object]:
         return {"t": attempt * 100 + number, "attempt": attempt, "step": number, "kind": "step"}

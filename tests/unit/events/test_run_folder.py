@@ -1,6 +1,8 @@
 """A run claims its folder once; nothing that is there is ever overwritten."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,9 @@ def config(lr: float = 1e-3) -> Config:
 
 def test_a_new_folder_gets_its_facts_and_the_resolved_config(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "runs" / "a")
-    assert folder.claim(config(), {"torch": "x"}) == 1
+    claim = folder.claim(config(), {"torch": "x"})
+    assert claim.attempt == 1
+    claim.release()
     facts = json.loads(folder.facts.read_text())
     assert facts["format"] == 1
     assert facts["fingerprint"] == {"torch": "x"}
@@ -29,19 +33,22 @@ def test_a_new_folder_gets_its_facts_and_the_resolved_config(tmp_path: Path) -> 
 def test_coming_back_counts_the_attempts(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "a")
     for expected in (1, 2, 3):
-        attempt = folder.claim(config(), {})
-        assert attempt == expected
-        events = Events([JsonLines(folder.events)], attempt)
+        claim = folder.claim(config(), {})
+        assert claim.attempt == expected
+        events = Events([JsonLines(folder.events)], claim.attempt)
         events.emit("start", 0)
         events.close()
+        claim.release()
 
 
 def test_another_config_is_refused_with_the_difference(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "a")
-    folder.claim(config(), {})
+    folder.claim(config(), {}).release()
     before = {path: path.read_bytes() for path in folder.path.iterdir()}
     with pytest.raises(UserError, match=r"another config.*--run\n  optim.lr: 0.001 → 0.003"):
         folder.claim(config(lr=3e-3), {})
+    with pytest.raises(UserError, match=r"another config.*--run\n  recipe: digits → other"):
+        folder.claim(config().model_copy(update={"recipe": "other"}), {})
     assert {path: path.read_bytes() for path in folder.path.iterdir()} == before
 
 
@@ -49,12 +56,65 @@ def test_a_folder_that_is_not_a_runs_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(UserError, match="not a run folder"):
         RunFolder(tmp_path).claim(config(), {})
-    with pytest.raises(UserError, match="not a run folder"):
+    with pytest.raises(UserError, match="cannot use the run folder"):
         RunFolder(tmp_path / "thesis.tex").claim(config(), {})
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-@pytest.mark.parametrize("content", ["", "{", '{"format": 99}'])
+class Grown(Config):
+    patience: int = 3  # a setting that the folder's config does not know yet
+
+
+def test_a_setting_added_since_counts_with_its_default(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "a")
+    folder.claim(config(), {}).release()
+    grown = Grown(**dict(config()))
+    folder.claim(grown, {}).release()
+    with pytest.raises(UserError, match="patience: 3 → 4"):
+        folder.claim(grown.model_copy(update={"patience": 4}), {})
+
+
+def test_a_start_that_was_killed_before_it_was_complete_is_begun_again(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "a")
+    folder.claim(config(), {}).release()
+    folder.facts.unlink()
+    claim = folder.claim(config(), {})
+    assert claim.attempt == 1
+    assert folder.facts.exists()
+    claim.release()
+
+
+def test_a_folder_in_use_names_its_owner(tmp_path: Path) -> None:
+    hold = """
+import sys
+from pathlib import Path
+from tests.unit.events.test_run_folder import RunFolder, config
+claim = RunFolder(Path(sys.argv[1])).claim(config(), {})
+print("held", flush=True)
+sys.stdin.read()
+"""
+    owner = subprocess.Popen(
+        [sys.executable, "-c", hold, str(tmp_path / "a")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert owner.stdin is not None and owner.stdout is not None
+    assert owner.stdout.readline() == "held\n"
+    with pytest.raises(UserError, match=f"in use by process {owner.pid} on "):
+        RunFolder(tmp_path / "a").claim(config(), {})
+    with owner:
+        owner.stdin.close()
+    RunFolder(tmp_path / "a").claim(config(), {}).release()
+
+
+def test_strange_events_do_not_stop_a_run(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "a")
+    folder.claim(config(), {}).release()
+    folder.events.write_text('{"attempt": "x"}\n{"attempt": [1]}\n{"attempt": 1e400}\n{"attempt": 4}\n{}\n')
+    claim = folder.claim(config(), {})
+    assert claim.attempt == 5
+    claim.release()
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"format": 99}', "[]", '"x"'])
 def test_damaged_facts_are_named(tmp_path: Path, content: str) -> None:
     folder = RunFolder(tmp_path)
     folder.facts.write_text(content)
@@ -64,5 +124,12 @@ def test_damaged_facts_are_named(tmp_path: Path, content: str) -> None:
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot write the run folder"):
+    with pytest.raises(UserError, match="cannot use the run folder"):
         RunFolder(tmp_path / "file" / "run").claim(config(), {})
+    folder = RunFolder(tmp_path / "a")
+    folder.claim(config(), {}).release()
+    folder.events.mkdir()
+    with pytest.raises(UserError, match="cannot use the run folder"):
+        folder.claim(config(), {})
+    with pytest.raises(UserError, match="cannot write"):
+        JsonLines(folder.events)

@@ -9,12 +9,16 @@ def raised(error: str, time: float = 1.0, *, communication: bool = False, delibe
     return Report(time, error, f"Traceback of {error}", deliberate, 2 if deliberate else None, communication)
 
 
+def told(ends: list[RankEnd], world_size: int) -> str:
+    return "\n".join(explain(ends, world_size).messages)
+
+
 LOST = raised("RuntimeError: Connection closed by peer", 0.5, communication=True)
 
 
 def test_an_exception_is_the_cause_and_the_rest_are_victims_in_one_line() -> None:
     verdict = explain([RankEnd(0, 1, LOST), RankEnd(1, 1, raised("ValueError: planted")), RankEnd(2, None)], 3)
-    lines = verdict.text.splitlines()
+    lines = verdict.messages[0].splitlines()
     assert lines[0] == "rank 1 of 3 failed, the cause: ValueError: planted"
     assert lines[1] == "Traceback of ValueError: planted"
     assert lines[-1] == "its victims: rank 0 (lost contact), rank 2 (stopped)"
@@ -23,35 +27,35 @@ def test_an_exception_is_the_cause_and_the_rest_are_victims_in_one_line() -> Non
 
 def test_the_earliest_exception_wins() -> None:
     ends = [RankEnd(0, 1, raised("ValueError: later", 2.0)), RankEnd(1, None, raised("ValueError: first", 1.0))]
-    assert "rank 1 of 2 failed, the cause: ValueError: first" in explain(ends, 2).text
+    assert "rank 1 of 2 failed, the cause: ValueError: first" in told(ends, 2)
 
 
 def test_a_killed_rank_is_the_cause_though_only_its_victim_left_word() -> None:
-    text = explain([RankEnd(0, 1, LOST), RankEnd(1, -9)], 2).text
+    text = told([RankEnd(0, 1, LOST), RankEnd(1, -9)], 2)
     assert text.startswith("rank 1 of 2 failed, the cause: killed by SIGKILL")
 
 
 def test_an_abort_is_suspected_less_than_an_exception() -> None:
-    text = explain([RankEnd(0, -6), RankEnd(1, 1, raised("KeyError: 'x'"))], 2).text
+    text = told([RankEnd(0, -6), RankEnd(1, 1, raised("KeyError: 'x'"))], 2)
     assert "cause: KeyError: 'x'" in text
     assert "rank 0 (ended by SIGABRT)" in text
 
 
 def test_a_rank_that_left_early_is_named() -> None:
-    text = explain([RankEnd(0, 1, LOST), RankEnd(1, 0)], 2).text
+    text = told([RankEnd(0, 1, LOST), RankEnd(1, 0)], 2)
     assert text.startswith("rank 1 of 2 failed, the cause: it finished early")
 
 
 def test_an_exit_code_without_a_word() -> None:
-    assert "rank 0 of 2 failed, the cause: exited with code 7" in explain([RankEnd(0, 7), RankEnd(1, None)], 2).text
+    assert "rank 0 of 2 failed, the cause: exited with code 7" in told([RankEnd(0, 7), RankEnd(1, None)], 2)
 
 
 def test_a_deliberate_error_is_its_message_alone_and_said_once() -> None:
     refused = raised("UserError: runs/a is taken", deliberate=True)
     verdict = explain([RankEnd(0, 1, refused), RankEnd(1, 1, refused)], 2)
-    assert verdict.text == "runs/a is taken"
+    assert verdict.messages == ["runs/a is taken"]
     assert verdict.exit_code == 2
-    assert explain([RankEnd(0, 1, refused), RankEnd(1, None)], 2).text == "rank 0: runs/a is taken"
+    assert told([RankEnd(0, 1, refused), RankEnd(1, None)], 2) == "rank 0: runs/a is taken"
 
 
 def test_reports_are_read_with_suspicion(tmp_path: Path) -> None:
@@ -67,3 +71,27 @@ def test_victims_alone_mean_that_the_cause_is_still_to_be_seen() -> None:
     assert not only_victims([RankEnd(0, 1, LOST), RankEnd(1, 7)])
     assert not only_victims([RankEnd(0, 1, LOST), RankEnd(1, None, raised("ValueError: planted"))])
     assert not only_victims([RankEnd(0, 1, LOST), RankEnd(1, 1, LOST)])
+
+
+def test_a_rank_that_was_done_is_no_victim() -> None:
+    assert "victim" not in told([RankEnd(0, 0), RankEnd(1, 7)], 2)
+
+
+def test_where_the_cause_is_on_another_machine_nobody_here_is_blamed() -> None:
+    ends = [RankEnd(0, 1, LOST), RankEnd(1, None)]
+    assert told(ends, 4) == "rank 0, 1 of 4: victims of a rank on another machine; see there"
+    assert "rank 1 of 4 failed, the cause: exited with code 7" in told([RankEnd(0, 1, LOST), RankEnd(1, 7)], 4)
+
+
+def test_an_error_of_many_lines_is_quoted_by_its_first() -> None:
+    ends = [RankEnd(0, 1, raised("ValueError: first\nsecond", 1)), RankEnd(1, 1, raised("KeyError: a\nb", 2))]
+    lines = told(ends, 2).splitlines()
+    assert lines[0].endswith("the cause: ValueError: first")
+    assert lines[-1] == "its victims: rank 1 (then raised KeyError: a)"
+
+
+def test_a_deliberate_error_of_many_lines_is_said_line_by_line() -> None:
+    end = RankEnd(0, 1, raised("UserError: refused\n  optim.lr: 1 → 2", deliberate=True))
+    assert explain([end], 1).messages == ["refused", "  optim.lr: 1 → 2"]
+    named = raised("WorldError: rank 0 cannot reach", deliberate=True)
+    assert explain([RankEnd(0, 1, named), RankEnd(1, None)], 2).messages == ["rank 0 cannot reach"]

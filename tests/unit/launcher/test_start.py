@@ -19,6 +19,7 @@ from lockstep.launcher.start import LaunchPlan, node_of, start
         (LaunchPlan(node_rank=1), "--node-rank 1"),
         (LaunchPlan(master_port=70000), "--master-port 70000"),
         (LaunchPlan(rdzv_endpoint="a:1"), "--nnodes"),
+        (LaunchPlan(nnodes=2, rdzv_endpoint="a:b"), "expected HOST:PORT"),
         (LaunchPlan(max_restarts=-1), "--max-restarts -1"),
     ],
 )
@@ -30,6 +31,22 @@ def test_impossible_plans(plan: LaunchPlan, words: str) -> None:
 def test_a_missing_script(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"nothing\.py: no such script"):
         start(LaunchPlan(), [str(tmp_path / "nothing.py")])
+
+
+def test_a_missing_module() -> None:
+    with pytest.raises(UserError, match=r"-m no_such_package\.module: no module named no_such_package"):
+        start(LaunchPlan(), ["-m", "no_such_package.module"])
+
+
+def test_auto_means_the_cores_this_process_may_use_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lockstep.launcher import agent
+
+    monkeypatch.setattr(agent.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(agent.os, "sched_getaffinity", lambda _: {0, 4, 5})
+    assert agent.count_devices() == 3
+    monkeypatch.setattr(agent.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(agent.torch.cuda, "device_count", lambda: 8)
+    assert agent.count_devices() == 8
 
 
 def test_where_machines_meet() -> None:

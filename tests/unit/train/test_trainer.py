@@ -79,3 +79,36 @@ def test_evaluation_leaves_the_mode_as_it_was() -> None:
     trainer.model.train()
     trainer.evaluate(loader())
     assert trainer.model.training
+
+
+def test_training_goes_on_where_it_left_off() -> None:
+    trainer = make()
+    trainer.train(loader(), epochs=1)
+    trainer.train(loader(), epochs=1)
+    assert trainer.step == 6
+
+
+def test_an_empty_loader_is_told() -> None:
+    with pytest.raises(ValueError, match="loader is empty"):
+        make().train(DataLoader([]), steps=1)  # type: ignore[arg-type]
+
+
+def test_every_epoch_is_announced_to_the_sampler() -> None:
+    epochs: list[int] = []
+
+    class Announced(torch.utils.data.SequentialSampler):
+        def set_epoch(self, epoch: int) -> None:
+            epochs.append(epoch)
+
+    dataset = loader().dataset
+    make().train(DataLoader(dataset, batch_size=4, sampler=Announced(dataset)), epochs=3)  # type: ignore[arg-type]
+    assert epochs == [0, 1, 2]
+
+
+def test_evaluation_is_in_evaluation_mode() -> None:
+    trainer = make()
+    modes: list[bool] = []
+    trainer._metrics = lambda model, _: (modes.append(model.training), {})[1]
+    trainer.model.train()
+    trainer.evaluate(loader())
+    assert set(modes) == {False}

@@ -163,6 +163,16 @@ def test_a_second_stop_request_is_immediate(tmp_path: Path) -> None:
         assert not any(map(is_running, pids(tmp_path)))
 
 
+@pytest.mark.slow
+def test_a_rank_that_misses_the_interrupt_is_stopped_all_the_same(tmp_path: Path) -> None:
+    deaf = SLEEPER.replace("time.sleep", "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep")
+    with started([*TWO, script(tmp_path, deaf)], tmp_path) as agent:
+        wait_for(lambda: len(pids(tmp_path)) == 2, 30, "both ranks started")
+        agent.send_signal(signal.SIGINT)
+        agent.communicate(timeout=15)
+        assert agent.returncode == 75
+
+
 @pytest.mark.parametrize("waiting_for", ["a machine", "a rank"])
 def test_a_stop_request_ends_a_wait_for_others(tmp_path: Path, waiting_for: str) -> None:
     port = str(free_port())
@@ -227,6 +237,7 @@ def test_word_of_a_failure_is_not_lost(tmp_path: Path, text: str, words: str) ->
     assert words in finished.err.splitlines()[0]
 
 
+@pytest.mark.slow
 def test_the_agents_of_two_machines_blame_the_right_rank(tmp_path: Path) -> None:
     meet = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
     agent = [*LOCKSTEP, "run", "-n", "1", *meet]
@@ -344,12 +355,14 @@ def test_a_recipe_of_ones_own_stands_beside_its_config(tmp_path: Path) -> None:
     assert len(broken.err.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_folder_with_the_name_of_a_recipe_does_not_hide_it(tmp_path: Path) -> None:
     (tmp_path / "digits").mkdir()
     finished = run([*LOCKSTEP, "train", "digits", "--quick"], tmp_path)
     assert finished.code == 0, finished.err
 
 
+@pytest.mark.slow
 def test_output_closed_early_does_not_stop_training(tmp_path: Path) -> None:
     command = " ".join([*LOCKSTEP, "train", "digits", "--quick", "-n", "2"])
     finished = run(["bash", "-c", f"set -o pipefail; {command} | head -1"], tmp_path)

@@ -28,6 +28,7 @@ from lockstep.launcher.store import loopback_interface
 
 _POLL_INTERVAL_S = 0.1
 _CAUSE_MAY_LAG_S = 3.0
+_INTERRUPT_GRACE_S = 5.0
 
 
 def count_devices() -> int:
@@ -95,13 +96,15 @@ class _Agent(LocalElasticAgent):
         if running:
             self.say(f"stopping {len(running)} ranks ({death_sig.name}); once more to kill them at once")
 
-        def kill(*_: object) -> None:
-            for process in running:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, kill)
+            signal.signal(number, lambda *_: _send(running, signal.SIGKILL))
+        if death_sig == signal.SIGINT:
+            # Python may lose an interrupt, in an import for one: what is left after a while is asked in plainer words.
+            _send(running, signal.SIGINT)
+            deadline = time.monotonic() + _INTERRUPT_GRACE_S
+            while any(process.poll() is None for process in running) and time.monotonic() < deadline:
+                time.sleep(_POLL_INTERVAL_S)
+            death_sig = signal.SIGTERM
         super()._shutdown(death_sig, timeout)
 
     def _await_the_cause(self, worker_group: WorkerGroup) -> list[RankEnd]:
@@ -125,6 +128,14 @@ class _Agent(LocalElasticAgent):
         if not isinstance(self._pcontext, SubprocessContext):
             return {}  # nothing has been started yet
         return {local_rank: handler.proc for local_rank, handler in self._pcontext.subprocess_handlers.items()}
+
+
+def _send(processes: Sequence[Popen[bytes]], number: signal.Signals) -> None:
+    """To each process and all it started: every rank leads a group of its own."""
+    for process in processes:
+        if process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
 
 
 def _less_our_own_signal(end: RankEnd) -> RankEnd:

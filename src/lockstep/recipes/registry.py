@@ -4,16 +4,19 @@ import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lockstep.config.draft import Draft, read
 from lockstep.config.schema import Config
 from lockstep.errors import ConfigError
-from lockstep.train.recipe import Recipe
+
+if TYPE_CHECKING:  # it loads torch, and a mistake in a config should be told sooner
+    from lockstep.train.recipe import Recipe
 
 _FOLDER = Path(__file__).parent
 
 
-def load_recipe(config: str, overrides: Sequence[str] = ()) -> tuple[Recipe, Config]:
+def load_recipe(config: str, overrides: Sequence[str] = ()) -> "tuple[Recipe, Config]":
     """A recipe and its checked settings, from a YAML file or a built-in recipe's name."""
     path = Path(config)
     if not path.is_file() and (builtin := default_config(config)) is not None:
@@ -49,7 +52,7 @@ def default_config(name: str) -> Path | None:
     return _FOLDER / name / f"{name}.yaml" if name in builtin_names() else None
 
 
-def find(name: str, origin: str) -> Recipe:
+def find(name: str, origin: str) -> "Recipe":
     """The recipe a config names: a built-in one, or `package.module:name` of the user's own."""
     if name in builtin_names():
         module, attribute = f"lockstep.recipes.{name}.recipe", "recipe"

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from subprocess import Popen
+from typing import Any
 
 import torch
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
@@ -22,7 +23,7 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from lockstep.config import environment
 from lockstep.config.environment import Node, is_loopback
 from lockstep.errors import EXIT_STOPPED
-from lockstep.launcher.failure import RankEnd, Verdict, explain, only_victims, read_report
+from lockstep.launcher.failure import RankEnd, Verdict, explain, only_victims, read_announced_end, read_report
 from lockstep.launcher.rendezvous import FreshStoreRendezvous
 from lockstep.launcher.store import loopback_interface
 
@@ -90,8 +91,11 @@ class _Agent(LocalElasticAgent):
                 path.unlink()
         return result
 
-    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
-        """Ask the ranks to end; while we wait for them, one more signal kills them at once."""
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *args: Any, **limits: Any) -> None:
+        """Ask the ranks to end; while we wait for them, one more signal kills them at once.
+
+        The rest is what this torch's agent passes itself: 2.13 a timeout, 2.11 nothing.
+        """
         running = [process for process in self._processes().values() if process.poll() is None]
         if running:
             self.say(f"stopping {len(running)} ranks ({death_sig.name}); once more to kill them at once")
@@ -105,7 +109,7 @@ class _Agent(LocalElasticAgent):
             while any(process.poll() is None for process in running) and time.monotonic() < deadline:
                 time.sleep(_POLL_INTERVAL_S)
             death_sig = signal.SIGTERM
-        super()._shutdown(death_sig, timeout)
+        super()._shutdown(death_sig, *args, **limits)
 
     def _await_the_cause(self, worker_group: WorkerGroup) -> list[RankEnd]:
         """A rank closes its connections before it is quite dead: its victims can be seen to end first."""
@@ -119,9 +123,11 @@ class _Agent(LocalElasticAgent):
         processes = self._processes()
         ends = []
         for worker in worker_group.workers:
+            path = self._failure_folder / f"rank-{worker.global_rank}.json"
             exit_code = processes[worker.local_rank].poll()
-            report = read_report(self._failure_folder / f"rank-{worker.global_rank}.json")
-            ends.append(RankEnd(worker.global_rank, exit_code, report))
+            if exit_code is None:
+                exit_code = read_announced_end(path)
+            ends.append(RankEnd(worker.global_rank, exit_code, read_report(path)))
         return ends
 
     def _processes(self) -> dict[int, Popen[bytes]]:

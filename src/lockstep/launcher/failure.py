@@ -58,6 +58,14 @@ def read_report(path: Path) -> Report | None:
         return None
 
 
+def read_announced_end(path: Path) -> int | None:
+    """The exit code of a rank whose script is over and whose process is about to end, if it is so."""
+    try:
+        return int(path.with_suffix(".end").read_text()[:4])
+    except (OSError, ValueError):
+        return None
+
+
 def explain(ends: Sequence[RankEnd], world_size: int) -> Verdict:
     """Name the cause first and its victims in one line. `ends` are this machine's ranks."""
     cause = min(ends, key=_suspicion)

@@ -45,6 +45,10 @@ def main() -> None:
     sys.stdout.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
     try:
         run_target(sys.argv[1:])
+        _announce_end(0, report_path)
+    except SystemExit as request:
+        _announce_end(request.code, report_path)
+        raise
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except Exception as error:
@@ -65,6 +69,13 @@ def run_target(arguments: list[str]) -> None:
         sys.argv = arguments
         sys.path.insert(0, str(Path(arguments[0]).resolve().parent))
         runpy.run_path(arguments[0], run_name="__main__")
+
+
+def _announce_end(code: object, report_path: Path | None) -> None:
+    """An interpreter takes seconds to end; ranks that still wait for this one fail meanwhile, and are not to blame."""
+    if report_path is not None:
+        number = code if isinstance(code, int) else int(code is not None)
+        report_path.with_suffix(".end").write_text(str(number))
 
 
 def leave_report(error: Exception, path: Path) -> None:

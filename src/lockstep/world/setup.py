@@ -52,7 +52,7 @@ def setup_distributed(
     environment.settle(placement, loopback_interface())
     if chosen_device.type == "cuda":
         torch.cuda.set_device(chosen_device)
-    _join(placement, backend, timeout_s)
+    _join(placement, backend, timeout_s, chosen_device if backend == "nccl" else None)
     if placement.rank == 0:
         logger.info("Initialized DDP with %d processes (%s, %s)", placement.world_size, backend, chosen_device.type)
         warn_if_pointless(placement, chosen_device, logger.warning)
@@ -112,7 +112,7 @@ def _world_joined_before(placement: Placement, device: torch.device) -> World:
     return _world_of(placement, device, dist.get_backend())
 
 
-def _join(placement: Placement, backend: str, timeout_s: float) -> None:
+def _join(placement: Placement, backend: str, timeout_s: float, bound_device: torch.device | None) -> None:
     deadline = time.monotonic() + timeout_s
     timeout = timedelta(seconds=timeout_s)
     if placement.store_is_hosted or placement.rank != 0:
@@ -125,7 +125,14 @@ def _join(placement: Placement, backend: str, timeout_s: float) -> None:
     joins = store.add(f"lockstep/{placement.attempt}/joins/{placement.rank}", 1)
     fresh = PrefixStore(f"lockstep/{placement.attempt}/{joins}", store)
     _await_everyone(fresh, placement, deadline)
-    dist.init_process_group(backend, store=fresh, rank=placement.rank, world_size=placement.world_size, timeout=timeout)
+    dist.init_process_group(
+        backend,
+        store=fresh,
+        rank=placement.rank,
+        world_size=placement.world_size,
+        timeout=timeout,
+        device_id=bound_device,  # else NCCL guesses a device at the first barrier
+    )
 
 
 def _await_everyone(store: Store, placement: Placement, deadline: float) -> None:

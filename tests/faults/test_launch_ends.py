@@ -386,3 +386,16 @@ print(sys.executable, os.environ["OMP_NUM_THREADS"], os.environ["GLOO_SOCKET_IFN
     assert finished.out.splitlines() == [f"{sys.executable} 1 lo ['script.py', '--flag'] {tmp_path}"] * 2
     three_threads = run([*TWO, "script.py"], tmp_path, {"OMP_NUM_THREADS": "3"})
     assert three_threads.out.count(" 3 ") == 2
+
+
+def test_a_script_ends_as_under_python(tmp_path: Path) -> None:
+    text = """
+import atexit, sys, threading, time
+atexit.register(lambda: sys.stdout.write("at exit "))
+threading.Thread(target=lambda: (time.sleep(0.3), sys.stdout.write("thread "))).start()
+sys.stdout.write("main ")
+sys.exit("complaint")
+"""
+    finished = run([*LOCKSTEP, "run", "-n", "1", script(tmp_path, text)], tmp_path)
+    assert finished.out == "main thread at exit "
+    assert finished.err.splitlines() == ["complaint", "lockstep: rank 0 of 1 failed, the cause: exited with code 1"]

@@ -4,6 +4,7 @@ It ties the process to its agent, makes its stack readable from outside, runs th
 leaves word of a failure where the agent finds it. Scripts that never import lockstep are covered too.
 """
 
+import atexit
 import ctypes
 import faulthandler
 import json
@@ -11,10 +12,13 @@ import os
 import runpy
 import signal
 import sys
+import threading
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 from lockstep.config import environment
 from lockstep.errors import LockstepError
@@ -43,20 +47,45 @@ def main() -> None:
         faulthandler.register(STACK_DUMP_SIGNAL, all_threads=True)
     # Whole lines, at once: several ranks share a terminal, and a pipe would hold a dying rank's last words back.
     sys.stdout.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
+    code = 0
     try:
         run_target(sys.argv[1:])
-        _announce_end(0, report_path)
     except SystemExit as request:
-        _announce_end(request.code, report_path)
-        raise
+        code = _exit_code(request)
     except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
+        code = 128 + signal.SIGINT
     except Exception as error:
-        if report_path is None:
-            raise
-        # The agent prints it, so that the culprit's traceback comes first.
-        leave_report(error, report_path)
-        sys.exit(1)
+        code = 1
+        if report_path is not None:
+            leave_report(error, report_path)  # the agent prints it, so that the culprit's traceback comes first
+        else:
+            print(users_traceback(error), file=sys.stderr, end="")
+    _leave(code, report_path)
+
+
+def _exit_code(request: SystemExit) -> int:
+    """As the interpreter reads it: nothing is success, text is a complaint."""
+    if request.code is None or isinstance(request.code, int):
+        return request.code or 0
+    print(request.code, file=sys.stderr)
+    return 1
+
+
+def _leave(code: int, report_path: Path | None) -> NoReturn:
+    """End this process as the interpreter would, up to the point where only memory is left to tidy up.
+
+    Beyond that point torch's gloo threads can abort a rank whose work is done: after DistributedDataParallel was used
+    they outlive their process group, and a run that succeeded would end as one that was killed.
+    """
+    if report_path is not None:
+        # The rest can take seconds. Ranks that still wait for this one fail meanwhile, and are not to blame.
+        report_path.with_suffix(".end").write_text(str(code))
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # its reader has left, or the script closed it
+            stream.flush()
+    os._exit(code)
 
 
 def run_target(arguments: list[str]) -> None:
@@ -69,13 +98,6 @@ def run_target(arguments: list[str]) -> None:
         sys.argv = arguments
         sys.path.insert(0, str(Path(arguments[0]).resolve().parent))
         runpy.run_path(arguments[0], run_name="__main__")
-
-
-def _announce_end(code: object, report_path: Path | None) -> None:
-    """An interpreter takes seconds to end; ranks that still wait for this one fail meanwhile, and are not to blame."""
-    if report_path is not None:
-        number = code if isinstance(code, int) else int(code is not None)
-        report_path.with_suffix(".end").write_text(str(number))
 
 
 def leave_report(error: Exception, path: Path) -> None:

@@ -27,6 +27,10 @@ def main(world):
         raise ValueError("planted")
     if act == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if act == "kill late":  # without a word, and after its victim has ended
+        lockstep.cleanup_distributed()
+        time.sleep(1)
+        os.kill(os.getpid(), signal.SIGKILL)
     if act in ("exit", "leave"):
         atexit.register(time.sleep, 5)  # its connections are closed long before it is dead: its victim ends first
     if act == "exit":
@@ -83,6 +87,7 @@ def pids(folder: Path, pattern: str = "rank-*.pid") -> list[int]:
     [
         ("raise", "lockstep: rank 1 of 2 failed, the cause: ValueError: planted"),
         ("kill", "lockstep: rank 1 of 2 failed, the cause: killed by SIGKILL"),
+        ("kill late", "lockstep: rank 1 of 2 failed, the cause: killed by SIGKILL"),
         ("exit", "lockstep: rank 1 of 2 failed, the cause: exited with code 7"),
         ("leave", "lockstep: rank 1 of 2 failed, the cause: it finished early (exit code 0)"),
     ],

@@ -33,8 +33,9 @@ def main(world):
 
 if __name__ == "__main__":
     nproc = next((int(a.partition("=")[2]) for a in sys.argv if a.startswith("--nproc=")), None)
+    before = signal.getsignal(signal.SIGINT)   # a shell's background job starts with it ignored
     lockstep.launch(main, nproc=nproc, device="cpu")
-    restored = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    restored = signal.getsignal(signal.SIGINT) is before
     print("after launch" if restored else "somebody else's signal handler", file=sys.stderr)
 """
 

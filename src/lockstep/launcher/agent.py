@@ -97,11 +97,10 @@ class _Agent(LocalElasticAgent):
         The rest is what this torch's agent passes itself: 2.13 a timeout, 2.11 nothing.
         """
         running = [process for process in self._processes().values() if process.poll() is None]
-        if running:
-            self.say(f"stopping {len(running)} ranks ({death_sig.name}); once more to kill them at once")
-
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: _send(running, signal.SIGKILL))
+        if running:  # said only now: who reads it may take us at our word at once
+            self.say(f"stopping {len(running)} ranks ({death_sig.name}); once more to kill them at once")
         if death_sig == signal.SIGINT:
             # Python may lose an interrupt, in an import for one: what is left after a while is asked in plainer words.
             _send(running, signal.SIGINT)

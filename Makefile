@@ -17,8 +17,16 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: $(INSTALLED) ## train the digits recipe on two processes
-	@$(BIN)/lockstep train digits -n 2 --run runs/demo
+demo: $(INSTALLED) ## train the digits recipe on two processes and on one, and compare the bits
+	@$(BIN)/lockstep train digits -n 2 --run runs/two-processes
+	@$(BIN)/lockstep train digits --run runs/one-process
+	@echo
+	@for run in two-processes one-process; do \
+		printf '%-14s ' $$run; tail -n 1 runs/$$run/events.jsonl | sed 's/.*"digest": "\([0-9a-f]*\)".*/\1/'; \
+	done | tee runs/digests
+	@test $$(awk '{print $$2}' runs/digests | sort -u | wc -l) = 1 || { echo "the digests differ"; exit 1; }
+	@echo "the same weights, buffers and optimizer state, bit for bit"
+	@echo
 	@echo "try next:"
 	@echo "  $(BIN)/lockstep train digits model.width=64 --run runs/wide      another model, one process"
 	@echo "  $(BIN)/lockstep run -n 2 YOUR_SCRIPT.py                          your own script on two processes"

@@ -9,6 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lockstep.config.schema import Config
+    from lockstep.data.dataloaders import create_dataloaders_distributed
+    from lockstep.data.sampler import DistributedSampler
+    from lockstep.engine.digest import digest, state_of
+    from lockstep.engine.trace import first_difference
+    from lockstep.train.run import Run
+    from lockstep.train.step import Step
     from lockstep.train.trainer import Trainer
     from lockstep.world.collectives import (
         all_gather,
@@ -32,6 +38,9 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Config": "config.schema",
+    "DistributedSampler": "data.sampler",
+    "Run": "train.run",
+    "Step": "train.step",
     "Trainer": "train.trainer",
     "World": "world.world",
     "all_gather": "world.collectives",
@@ -41,6 +50,9 @@ _HOME = {
     "broadcast": "world.collectives",
     "broadcast_object": "world.objects",
     "cleanup_distributed": "world.setup",
+    "create_dataloaders_distributed": "data.dataloaders",
+    "digest": "engine.digest",
+    "first_difference": "engine.trace",
     "gather": "world.collectives",
     "gather_object": "world.objects",
     "get_rank": "world.collectives",
@@ -53,10 +65,14 @@ _HOME = {
     "scatter": "world.collectives",
     "scatter_object": "world.objects",
     "setup_distributed": "world.setup",
+    "state_of": "engine.digest",
 }
 
 __all__ = [
     "Config",
+    "DistributedSampler",
+    "Run",
+    "Step",
     "Trainer",
     "World",
     "all_gather",
@@ -66,6 +82,9 @@ __all__ = [
     "broadcast",
     "broadcast_object",
     "cleanup_distributed",
+    "create_dataloaders_distributed",
+    "digest",
+    "first_difference",
     "gather",
     "gather_object",
     "get_rank",
@@ -78,6 +97,7 @@ __all__ = [
     "scatter",
     "scatter_object",
     "setup_distributed",
+    "state_of",
 ]
 
 

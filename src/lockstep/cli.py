@@ -164,7 +164,7 @@ def _train_here(recipe: "Recipe", settings: "Config", folder: Path, quiet: bool,
 
     from lockstep.events.run_folder import RunFolder
     from lockstep.observe.console import console_for
-    from lockstep.train.run import train_recipe
+    from lockstep.train.job import train_recipe
     from lockstep.world.setup import cleanup_distributed, setup_distributed
 
     torch.set_num_threads(settings.threads)

@@ -10,41 +10,23 @@ from torch import nn
 
 from lockstep.checkpoint.store import save_checkpoint
 from lockstep.config.schema import BatchConfig, Config
-from lockstep.engine.ddp import Replicas
 from lockstep.events.event import Event
 from lockstep.events.run_folder import RunFolder
 from lockstep.metrics.tally import Tally
 from lockstep.recipes.digits.recipe import Digits, DigitsConfig
 from lockstep.recipes.registry import load_recipe
 from lockstep.testing import RanksFailed, ranks
-from lockstep.train import run
-from lockstep.train.run import global_batch, train_recipe
+from lockstep.train import job
+from lockstep.train.job import global_batch, train_recipe
 from lockstep.train.trainer import Trainer
 from lockstep.world.world import World
-
-INPUTS = torch.linspace(-1, 1, 10).unsqueeze(1)
-
-
-def gradient_of_uneven_parts(world: World, bounds: list[int]) -> list[float]:
-    torch.manual_seed(0)
-    replicas = Replicas(nn.Linear(1, 1), world)
-    part = INPUTS[bounds[world.rank] : bounds[world.rank + 1]]
-    total = replicas.backward((replicas.wrapped(part) ** 2).sum(), len(part))
-    gradients = [parameter.grad for parameter in replicas.model.parameters()]
-    return [*(g.item() for g in gradients if g is not None), (total.loss_sum / total.num_losses).item()]
-
-
-def test_uneven_ranks_weigh_as_their_samples_do() -> None:
-    alone = gradient_of_uneven_parts(World(), [0, 10])
-    for together in ranks(3).run(gradient_of_uneven_parts, [0, 1, 4, 10]):
-        assert together == pytest.approx(alone, rel=1e-5)
 
 
 def mean_of_uneven_counts(world: World) -> dict[str, float]:
     tally = Tally(world.device)
     if world.rank > 0:  # rank 0 sees no sample at all
-        tally.add({"accuracy": (torch.tensor(float(world.rank)), 4), "loss": (1.0, world.rank)})
-    return tally.means()
+        tally.add(world.rank, {"accuracy": (torch.tensor(float(world.rank)), 4), "loss": (1.0, world.rank)})
+    return tally.means(num_chunks=3)
 
 
 def test_means_are_over_samples_and_known_everywhere() -> None:
@@ -113,9 +95,17 @@ def test_all_ranks_learn_that_the_folder_is_refused(tmp_path: Path) -> None:
     assert str(caught.value).count("UserError: " + str(tmp_path)) == 2
 
 
-@pytest.mark.parametrize(("batch", "expected"), [({"global_batch": 64}, 64), ({"per_device": 32}, 128)])
-def test_the_effective_batch(batch: dict[str, int], expected: int) -> None:
-    config = Config(recipe="digits", epochs=1, batch=BatchConfig(**batch))  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("batch", "more", "expected"),
+    [
+        ({"global_batch": 64}, {}, (64, "auto")),
+        ({"global_batch": 64}, {"lanes": 16}, (64, 16)),
+        ({"per_device": 32}, {}, (128, "auto")),
+        ({"per_device": 32}, {"accumulate": 2}, (256, 8)),
+    ],
+)
+def test_the_effective_batch(batch: dict[str, int], more: dict[str, Any], expected: tuple[int, int | str]) -> None:
+    config = Config(recipe="digits", epochs=1, batch=BatchConfig(**batch), **more)  # type: ignore[arg-type]
     assert global_batch(config, World(size=4)) == expected
 
 
@@ -154,12 +144,12 @@ def finish_after_a_slow_save(world: World, folder: str) -> bool:
         time.sleep(0.5)
         return save_checkpoint(*arguments)
 
-    run.save_checkpoint = slowly
+    job.save_checkpoint = slowly
     try:
         recipe, config = load_recipe("digits", ["quick=true"])
         train_recipe(recipe, config, world, RunFolder(Path(folder)), [])
     finally:
-        run.save_checkpoint = save_checkpoint
+        job.save_checkpoint = save_checkpoint
     return (Path(folder) / "checkpoints" / "LATEST").exists()
 
 

@@ -3,13 +3,18 @@
 import hashlib
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import BaseModel
 
 from lockstep.config.document import WORDS
+from lockstep.config.draft import read
+from lockstep.config.schema import Config
 from lockstep.config.value import KeyPath, Plain, dotted, shown
+from lockstep.errors import ConfigError
 
 ABSENT = "(absent)"
 
@@ -32,6 +37,30 @@ def difference(a: BaseModel, b: BaseModel) -> list[str]:
         for path in dict.fromkeys([*before, *after])
         if path not in before or path not in after or _canonical(before[path]) != _canonical(after[path])
     ]
+
+
+@dataclass(frozen=True)
+class ResolvedSettings:
+    """A config as a run folder remembers it."""
+
+    config: Config
+
+    def text(self) -> str:
+        return dump(self.config)
+
+    def digest(self) -> str:
+        return digest(self.config)
+
+    def changes_since(self, path: Path) -> list[str]:
+        """How the config differs from a file's; a setting that was added since counts with its default."""
+        old = read(path)
+        recipe = old.values.get("recipe")
+        if recipe != self.config.recipe:
+            return [f"recipe: {recipe} → {self.config.recipe}"]
+        try:
+            return difference(old.check(type(self.config)), self.config)
+        except ConfigError as error:
+            return list(error.problems)
 
 
 def _plain(config: BaseModel) -> dict[str, Plain]:

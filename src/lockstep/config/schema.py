@@ -63,12 +63,23 @@ def _read_flag(value: Any) -> Any:
     return value
 
 
+def _read_lanes(value: Any) -> Any:
+    if value == "auto":
+        return value
+    lanes = _read_whole(value)
+    if lanes < 1 or lanes & (lanes - 1):
+        raise PydanticCustomError("power_of_two", "expected auto or a power of two")
+    return lanes
+
+
 Whole = Annotated[int, Field(ge=0), BeforeValidator(_read_whole)]
 """A whole number, 0 or greater; 1e3 is 1000."""
 Count = Annotated[int, Field(gt=0), BeforeValidator(_read_whole)]
 """A whole number greater than 0; 1e3 is 1000."""
 Flag = Annotated[bool, BeforeValidator(_read_flag)]
 """true or false; also yes, no, on, off, in any case. Numbers are not flags."""
+Lanes = Annotated[int | Literal["auto"], BeforeValidator(_read_lanes)]
+"""A power of two, or auto."""
 Positive = Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)]
 """A finite number greater than 0."""
 NonNegative = Annotated[float, Field(ge=0, strict=True, allow_inf_nan=False)]
@@ -143,6 +154,18 @@ class Config(Frozen):
     epochs: Count | None = None  # or steps
     steps: Count | None = Field(default=None, validate_default=True)
     batch: BatchConfig
+    lanes: Lanes = "auto"  # parts of a batch: part of the numerics, and the most processes that can share the work
+    accumulate: Count | None = None  # with batch.per_device: passes per process and update, in place of lanes
+    lanes_per_rank: tuple[Count, ...] | None = None  # for unequal devices; changes no bit
+    tail: Literal["drop", "short", "pad"] = "drop"  # what becomes of an epoch's last, incomplete batch
+    workers: Whole = 0  # processes per rank that fetch samples; changes no bit
+    evaluation_batch: Count = 256  # samples at a time
+    determinism: Literal["lockstep", "fast"] = "lockstep"
+    buffers: dict[str, Literal["mean", "first", "max"]] = Field(default_factory=dict)  # by name pattern
+    clip_norm: Positive | None = None
+    bucket_mb: Positive = 4.0  # of gradients that travel together; changes no bit
+    find_unused_parameters: Flag = False  # fast mode only; lockstep mode needs no telling
+    trace: Flag = False  # write every step's digests down, to see where two runs part
     optim: OptimConfig = OptimConfig()
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     threads: Annotated[Count, Field(le=1024)] = 1  # per process; never derived from the number of processes

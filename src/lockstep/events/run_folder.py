@@ -9,18 +9,29 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
-from lockstep.config.draft import read
 from lockstep.config.json_text import parse_json
-from lockstep.config.resolved import difference, digest, dump
-from lockstep.config.schema import Config
-from lockstep.errors import ConfigError, UserError
+from lockstep.errors import UserError
 from lockstep.events.jsonl import read_lines
 
 FORMAT_VERSION = 1
 
 _MAX_RUN_JSON_BYTES = 2**20
+
+
+class Settings(Protocol):
+    """What a run was asked to do, in a form that can be written down and compared."""
+
+    def text(self) -> str:
+        """For config.yaml."""
+        ...
+
+    def digest(self) -> str: ...
+
+    def changes_since(self, path: Path) -> list[str]:
+        """One line for each setting that differs from those in a config.yaml."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -51,16 +62,20 @@ class RunFolder:
         return self.path / "events.jsonl"
 
     @property
+    def trace(self) -> Path:
+        return self.path / "digests.jsonl"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
     def rank_log(self, rank: int) -> Path:
         return self.path / "ranks" / f"{rank}.jsonl"
 
-    def claim(self, config: Config, fingerprint: Mapping[str, Any]) -> Claim:
-        """Make the folder ours, or come back to it with the same config.
+    def claim(self, settings: Settings, fingerprint: Mapping[str, Any]) -> Claim:
+        """Make the folder ours, or come back to it with the same settings.
 
-        Nothing that is there is ever overwritten: another config, a folder that is not a run's, or one that another
+        Nothing that is there is ever overwritten: other settings, a folder that is not a run's, or one that another
         process is training in, is refused.
         """
         try:
@@ -69,7 +84,7 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = self._lock()
             try:
-                return Claim(self._begin_or_come_back(config, fingerprint), lock)
+                return Claim(self._begin_or_come_back(settings, fingerprint), lock)
             except BaseException:
                 lock.close()
                 raise
@@ -102,23 +117,23 @@ class RunFolder:
         lock.flush()
         return lock
 
-    def _begin_or_come_back(self, config: Config, fingerprint: Mapping[str, Any]) -> int:
+    def _begin_or_come_back(self, settings: Settings, fingerprint: Mapping[str, Any]) -> int:
         """The number of this attempt."""
         if self.facts.exists():
-            self._check_same(config)
+            self._check_same(settings)
             return self._next_attempt()
-        _write(self.config, dump(config))
+        _write(self.config, settings.text())
         facts = {
             "format": FORMAT_VERSION,
             "run_id": secrets.token_hex(8),
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "config_digest": digest(config),
+            "config_digest": settings.digest(),
             "fingerprint": dict(fingerprint),
         }
         _write(self.facts, json.dumps(facts, indent=1) + "\n")
         return 1
 
-    def _check_same(self, config: Config) -> None:
+    def _check_same(self, settings: Settings) -> None:
         with self.facts.open("rb") as file:
             try:
                 facts = parse_json(file.read(_MAX_RUN_JSON_BYTES))
@@ -128,22 +143,11 @@ class RunFolder:
             raise UserError(f"{self.facts} is damaged: choose another folder with --run")
         if facts.get("format") != FORMAT_VERSION:
             raise UserError(f"{self.facts}: format {facts.get('format')!r}, this lockstep writes {FORMAT_VERSION}")
-        if facts.get("config_digest") != digest(config) and (changes := self._changes(config)):
+        if facts.get("config_digest") != settings.digest() and (changes := settings.changes_since(self.config)):
             raise UserError(
                 f"{self.path} holds a run with another config: choose another folder with --run\n"
                 + "\n".join(f"  {change}" for change in changes)
             )
-
-    def _changes(self, config: Config) -> list[str]:
-        """How `config` differs from the folder's; a setting that was added since counts with its default."""
-        old = read(self.config)
-        recipe = old.values.get("recipe")
-        if recipe != config.recipe:
-            return [f"recipe: {recipe} → {config.recipe}"]
-        try:
-            return difference(old.check(type(config)), config)
-        except ConfigError as error:
-            return list(error.problems)
 
     def _next_attempt(self) -> int:
         if not self.events.exists():

@@ -1,7 +1,7 @@
-"""Named sums and counts, in fp64, added up over batches and then over ranks."""
+"""Named sums and counts, in fp64, added up over the chunks of a data set and over ranks."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -11,25 +11,40 @@ from lockstep.world.objects import all_gather_object
 
 
 class Tally:
-    """The mean of each metric over every sample of every rank, however unevenly the samples lie."""
+    """The mean of each metric over every sample of every rank. Which rank saw which chunk does not change a bit."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._sums: dict[str, Tensor] = {}
+        self._rows: dict[str, dict[int, Tensor]] = {}
 
-    def add(self, parts: Mapping[str, tuple[Tensor | float, int]]) -> None:
-        """Add a batch's (sum, count) for each metric."""
+    def add(self, chunk: int, parts: Mapping[str, tuple[Tensor | float, int]]) -> None:
+        """Take in a chunk's (sum, count) for each metric."""
         for name, (value, count) in parts.items():
             sum_ = torch.as_tensor(value, dtype=torch.float64, device=self._device).detach()
-            pair = torch.stack([sum_, sum_.new_tensor(count)])
-            self._sums[name] = self._sums[name] + pair if name in self._sums else pair
+            self._rows.setdefault(name, {})[chunk] = torch.stack([sum_, sum_.new_tensor(count)])
 
-    def means(self) -> dict[str, float]:
+    def means(self, num_chunks: int) -> dict[str, float]:
         """The global means, the same on every rank."""
         # A rank with no sample knows no names: take everyone's, in the order they were first heard of.
-        names = list(dict.fromkeys(name for theirs in all_gather_object(list(self._sums)) for name in theirs))
+        names = list(dict.fromkeys(name for theirs in all_gather_object(list(self._rows)) for name in theirs))
         if not names:
             return {}
-        nothing = torch.zeros(2, dtype=torch.float64, device=self._device)
-        totals = all_reduce(torch.stack([self._sums.get(name, nothing) for name in names])).tolist()
-        return {name: sum_ / count if count else math.nan for name, (sum_, count) in zip(names, totals, strict=True)}
+        table = torch.zeros(len(names), num_chunks, 2, dtype=torch.float64, device=self._device)
+        for metric, name in enumerate(names):
+            for chunk, row in self._rows.get(name, {}).items():
+                table[metric, chunk] = row
+        # Exact in any order: each element is zero on all ranks but one. And fsum rounds once, at the end.
+        rows = all_reduce(table).tolist()
+        return {name: _mean(*map(_sum, zip(*row, strict=True))) for name, row in zip(names, rows, strict=True)}
+
+
+def _sum(values: Iterable[float]) -> float:
+    values = list(values)
+    try:
+        return math.fsum(values)
+    except (OverflowError, ValueError):  # infinities of both signs, or beyond the largest number
+        return sum(values)
+
+
+def _mean(sum_: float, count: float) -> float:
+    return sum_ / count if count else math.nan

@@ -103,15 +103,17 @@ def _start(event: Event) -> list[str]:
         lines.append(f"attempt {event['attempt']} in this folder: training starts again from the first step")
     lines.append(
         f"{event['recipe']}: {event['parameters']:,} parameters on {event['device']}, "
-        f"{_batch(event['effective_batch'], event['processes'])}, "
-        f"{event['total_steps']} steps → {event['folder']}"
+        f"{_batch(event)}, {event['total_steps']} steps → {event['folder']}"
     )
     return lines
 
 
-def _batch(effective: int, processes: int) -> str:
-    each, rest = divmod(effective, processes)
-    return f"effective batch {effective} = {processes} × {each}" + (f"–{each + 1}" if rest else "")
+def _batch(event: Event) -> str:
+    batch, lanes, processes = event["effective_batch"], event["lanes"], event["processes"]
+    work = f"effective batch {batch} = {lanes} lane{'s' * (lanes > 1)} × {batch // lanes}"
+    if processes == 1:
+        return f"{work} on one process"
+    return f"{work} on {processes} processes (speed-up at most ×{event['speed_up_bound']:.3g})"
 
 
 def _metrics(event: Event) -> str:
@@ -127,5 +129,8 @@ _WORDS: dict[str, Callable[[Event], list[str]]] = {
     "step": lambda event: [f"step {event['step']:>6}  loss {_number(event['loss'])}"],
     "eval": lambda event: [f"step {event['step']:>6}  epoch {event['epoch']:>3}  test: {_metrics(event)}"],
     "checkpoint": lambda event: [f"saved {event['path']}"],
-    "end": lambda event: [f"done after {event['step']} steps: test {_metrics(event)}  → {event['folder']}"],
+    "end": lambda event: [
+        f"done after {event['step']} steps: test {_metrics(event)}  → {event['folder']}",
+        f"digest {event['digest']}",
+    ],
 }

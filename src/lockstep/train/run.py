@@ -1,149 +1,316 @@
-"""One run of a recipe, from its config to a trained model in a run folder; the same code on every rank."""
+"""`Run`: what a training loop of one's own needs around it. The loop itself stays the user's:
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+run = lockstep.Run("runs/mine", world, seed=7)
+model = run.prepare(make_model())
+optimizer = run.optimizer(model, lambda params: torch.optim.AdamW(params, lr=3e-4))
+train = run.loader(train_set, global_batch=512, lanes=8)
+for step in run.steps(train, epochs=10):
+    step.accumulate(loss, model)
+    step.update(optimizer)
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, TypeVar
 
 import torch
-from torch import nn
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 
-from lockstep.checkpoint.store import save_checkpoint
-from lockstep.config.schema import Config
-from lockstep.data.batches import evaluation_loader, train_loader
-from lockstep.errors import UserError
-from lockstep.events.event import Events, Sink
-from lockstep.events.jsonl import JsonLines
-from lockstep.events.run_folder import Claim, RunFolder
-from lockstep.train.optimizer import build_optimizer
-from lockstep.train.recipe import Recipe, Splits
-from lockstep.train.trainer import Trainer
-from lockstep.world.collectives import barrier
+from lockstep.config.plain_settings import PlainSettings
+from lockstep.data.evaluation import EvaluationLoader
+from lockstep.data.foreign import ForeignLoader, rebuild
+from lockstep.data.iterable import IterableLaneLoader
+from lockstep.data.loader import LaneLoader
+from lockstep.data.order import ORDER_VERSION
+from lockstep.data.samples import is_iterable
+from lockstep.engine.buffers import Rule
+from lockstep.engine.digest import digest, state_of, tensor_digests
+from lockstep.engine.engine import Engine
+from lockstep.engine.fast_engine import FastEngine
+from lockstep.engine.tree import TREE_VERSION
+from lockstep.engine.tree_engine import TreeEngine
+from lockstep.errors import LockstepError, UserError
+from lockstep.events.echo import Echo
+from lockstep.events.event import Sink
+from lockstep.events.run_folder import Settings
+from lockstep.metrics.tally import Tally
+from lockstep.train.journal import Journal
+from lockstep.train.step import Models, Step, StepContext
+from lockstep.world.collectives import broadcast
 from lockstep.world.fingerprint import fingerprint
-from lockstep.world.objects import broadcast_object
-from lockstep.world.randomness import key_of
+from lockstep.world.memory import peak_memory_bytes
+from lockstep.world.objects import all_gather_object
+from lockstep.world.randomness import key_of, seed_streams
+from lockstep.world.setup import setup_distributed
 from lockstep.world.world import World
 
-_QUICK_STEPS = 8
-_QUICK_TEST_SAMPLES = 256
+Determinism = Literal["lockstep", "fast"]
+Loader = LaneLoader | IterableLaneLoader | ForeignLoader
+Metrics = Callable[[Any, Any], Mapping[str, tuple[Tensor | float, int]]]
+Module = TypeVar("Module", bound=nn.Module)
+
+logger = logging.getLogger("lockstep")
+
+_FEW_FOR_BATCH_NORM = 16  # samples a lane
 
 
-class Job(NamedTuple):
-    """What a recipe and a config come to on this rank."""
+class Run:
+    """One training run, on this rank. The number of ranks never changes what it computes.
 
-    model: nn.Module
-    train: DataLoader[Any]
-    test: DataLoader[Any]
-    batch: int  # over all ranks
-    steps: int
+    `folder`: where it leaves its events, or None. `seed` starts every random stream, also the one that weights built
+    after this are drawn from. `determinism="fast"` trades equal bits for torch's own reductions. `buffers` says how
+    lanes' buffers are combined, by name pattern: `{"*.codebook": "mean" | "first" | "max"}`. `trace=True` writes down
+    every step's digests, so that `lockstep.first_difference` can say where two runs part.
+    """
 
+    def __init__(
+        self,
+        folder: str | Path | None = None,
+        world: World | None = None,
+        *,
+        seed: int = 0,
+        determinism: Determinism = "lockstep",
+        clip_norm: float | None = None,
+        buffers: Mapping[str, Rule] | None = None,
+        bucket_mb: float = 4.0,
+        find_unused_parameters: bool = False,
+        trace: bool = False,
+        log_every: int = 10,
+        sinks: Sequence[Sink] | None = None,
+        settings: Settings | None = None,
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
+        if determinism not in ("lockstep", "fast"):
+            raise UserError(f"determinism={determinism!r}: expected lockstep or fast")
+        self.world = setup_distributed() if world is None else world
+        self.seed = seed
+        self.step = 0  # updates completed
+        self.batches = 0  # global batches consumed
+        self._determinism = determinism
+        self._clip_norm = clip_norm
+        self._buffer_rules = dict(buffers or {})
+        self._bucket_bytes = int(bucket_mb * 2**20)
+        self._find_unused_parameters = find_unused_parameters
+        self.log_every = log_every
+        self._settings = settings
+        self._facts = dict(facts or {})  # for the start event
+        self._models: dict[str, nn.Module] = {}
+        self._optimizers: dict[str, Optimizer] = {}
+        self._parameters: dict[tuple[nn.Module, ...], list[Parameter]] = {}
+        self._engine: Engine | None = None
+        self.journal = Journal(
+            None if folder is None else Path(folder),
+            self.world,
+            [Echo()] if sinks is None and folder is not None else sinks or [],
+            trace=trace,
+        )
+        seed_streams(key_of(seed, "weights"))
 
-class Outcome(NamedTuple):
-    step: int
-    metrics: dict[str, float]  # of the last evaluation; the recipe's first metric comes first
-    folder: Path
+    def prepare(self, model: Module) -> Module:
+        """The same module, on this rank's device, with rank 0's weights and buffers."""
+        model.to(self.world.device)
+        with torch.no_grad():
+            for tensor in model.state_dict(keep_vars=True).values():
+                if isinstance(tensor, Tensor):
+                    broadcast(tensor.detach())
+        self._models[f"model{len(self._models) or ''}"] = model
+        self._engine = None
+        return model
 
+    def optimizer(self, models: Models, make: Callable[[list[Parameter]], Optimizer] | Optimizer) -> Optimizer:
+        """An optimizer for these models' trainable parameters: made by a function of them, or ready-made."""
+        made = make if isinstance(make, Optimizer) else make(self._parameters_of(models))
+        self._optimizers[f"optimizer{len(self._optimizers) or ''}"] = made
+        return made
 
-def train_recipe(recipe: Recipe, config: Config, world: World, folder: RunFolder, sinks: Sequence[Sink]) -> Outcome:
-    """Train. `sinks` (the terminal, loggers) are told on rank 0 alone, which also alone writes what is shared."""
-    if world.size > 1 and not config.use_ddp:
-        raise UserError(f"use_ddp=false means one process, but {world.size} were started: leave -n away")
-    job = _prepare(recipe, config, world)  # before the folder is claimed: a mistake found here leaves no trace
-    with _claimed(folder, config, world) as attempt:
-        rank_log = JsonLines(folder.rank_log(world.rank))
-        events = Events([JsonLines(folder.events), *sinks] if world.is_main else [], attempt)
+    def loader(
+        self,
+        dataset: Any,
+        global_batch: int | None = None,
+        *,
+        lanes: int | Literal["auto"] = "auto",
+        tail: Literal["drop", "short", "pad"] | None = None,
+        **options: Any,
+    ) -> Loader:
+        """Global batches of a data set, cut into lanes: see LaneLoader for the options.
+
+        An iterable data set is read lane by lane. A torch DataLoader is rebuilt from its data set, collate function and
+        workers, and its batch size is the global batch; one with a sampler of its own is used as it is, in fast mode.
+        """
+        if isinstance(dataset, DataLoader):
+            return rebuild(
+                dataset, self.world, seed=self.seed, global_batch=global_batch, lanes=lanes, tail=tail, **options
+            )
+        if global_batch is None:
+            raise UserError("run.loader(…) needs global_batch=: the samples of one step, over all processes")
+        kind = IterableLaneLoader if is_iterable(dataset) else LaneLoader
+        return kind(dataset, global_batch, self.world, lanes=lanes, tail=tail or "drop", seed=self.seed, **options)
+
+    def steps(self, loader: Loader, *, epochs: int | None = None, steps: int | None = None) -> Iterator[Step]:
+        """Yield this many (more) epochs' or updates' worth of steps, then print the run's digest."""
+        yield from self.open_steps(loader, epochs=epochs, steps=steps)
+        self.finish()
+
+    def open_steps(self, loader: Loader, *, epochs: int | None = None, steps: int | None = None) -> Iterator[Step]:
+        """The same without the end, for a loop that has something to do after its last step."""
+        if (epochs is None) == (steps is None):
+            raise ValueError("give either epochs or steps")
+        context = self._start(loader, epochs, steps)
+        last_step = None if steps is None else self.step + steps
+        last_batch = None if epochs is None or not _is_sized(loader) else self.batches + epochs * len(loader)
+        last_epoch: int | None = None
+        started = time.perf_counter()
         try:
-            return _train(recipe, config, job, world, folder, events, rank_log)
-        finally:
-            events.close()
-            rank_log.close()
+            for batch in loader.batches(self.batches, last_batch):
+                if epochs is not None and last_epoch is None:
+                    last_epoch = batch.epoch + epochs - 1
+                if last_batch is None and last_epoch is not None and batch.epoch > last_epoch:
+                    break
+                fetched = time.perf_counter()
+                step = Step(self.step + 1, batch, context)
+                yield step
+                self.batches += 1
+                if step.is_updated:
+                    self.step += 1
+                    self._after(step.number, fetched - started, time.perf_counter() - fetched)
+                if self.step == last_step:
+                    break
+                started = time.perf_counter()
+        except BaseException:  # also a `break` in the loop: nothing may be left waiting
+            self.close()
+            raise
+
+    def evaluate(self, model: Any, dataset: Any, metrics: Metrics, *, batch: int = 256) -> dict[str, float]:
+        """The mean of each metric over every sample, counted once: `metrics(model, batch)` → {name: (sum, count)}.
+
+        `dataset` may be a loader as well. The batches it is cut into do not depend on the number of ranks.
+        """
+        loader = dataset if isinstance(dataset, EvaluationLoader) else EvaluationLoader(dataset, batch, self.world)
+        models = _as_list(model)
+        were_training = [module.training for module in models]
+        for module in models:
+            module.eval()
+        tally = Tally(self.world.device)
+        with torch.no_grad():
+            for chunk in loader:
+                tally.add(chunk.chunk, metrics(model, chunk.data))
+        for module, was_training in zip(models, were_training, strict=True):
+            module.train(was_training)
+        return tally.means(loader.num_chunks)
+
+    def log(self, **values: Any) -> None:
+        """Put values into the run's events, on rank 0; all ranks may call it."""
+        self.journal.events.emit("step", self.step + 1, **values)
+
+    def state(self) -> dict[str, Tensor]:
+        """Every tensor that training changes, under a name that says what it is."""
+        return state_of(self._models, self._optimizers)
+
+    def digest(self) -> str:
+        """The sha256 of that state, in hex: equal digests, equal bits."""
+        return digest(self.state())
+
+    def finish(self, **facts: Any) -> str:
+        """End the run: its digest is compared over the ranks, put into the events, and returned."""
+        own = self.digest()
+        if len(set(all_gather_object(own))) > 1:
+            digests = all_gather_object(tensor_digests(self.state()))
+            name = next(name for name in digests[0] if len({theirs.get(name) for theirs in digests}) > 1)
+            raise LockstepError(f"after step {self.step} the ranks differ in {name}: was it changed outside of a step?")
+        self.journal.events.emit("end", self.step, digest=own, **facts)
+        self.close()
+        return own
+
+    def close(self) -> None:
+        """Let go of the folder and of the other ranks. `finish` does it too."""
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+        self.journal.close()
+
+    def _start(self, loader: Loader, epochs: int | None, steps: int | None) -> StepContext:
+        if not self._models:
+            raise UserError("nothing to train: run.prepare(model) comes before run.steps(…)")
+        self._check_batch_norm(loader)
+        self._parameters = {}
+        if self._engine is not None:
+            self._engine.close()
+        self._engine = self._make_engine(loader)
+        numerics = {
+            "seed": self.seed,
+            "global_batch": loader.global_batch,
+            "lanes": loader.lanes.count if loader.exact else None,
+            "tail": loader.tail,
+            "determinism": self._determinism,
+            "clip_norm": self._clip_norm,
+            "buffers": self._buffer_rules,
+        }
+        versions = {"order_version": ORDER_VERSION, "tree_version": TREE_VERSION}
+        self.journal.open(self._settings or PlainSettings(numerics), fingerprint(self.world) | numerics | versions)
+        self.journal.events.emit(
+            "start",
+            self.step,
+            processes=self.world.size,
+            device=self.world.device.type,
+            backend=self.world.backend,
+            launcher=self.world.launcher,
+            effective_batch=loader.global_batch,
+            lanes=loader.lanes.count,
+            speed_up_bound=loader.lanes.speed_up_bound,
+            total_steps=self.step + (steps or (epochs or 1) * len(loader)) if steps or _is_sized(loader) else None,
+            parameters=sum(parameter.numel() for parameter in self._parameters_of(None)),
+            **self._facts,
+        )
+        return StepContext(self._engine, self.seed, self._clip_norm, self._parameters_of)
+
+    def _make_engine(self, loader: Loader) -> Engine:
+        models = list(self._models.values())
+        if self._determinism == "fast" or not loader.exact:
+            return FastEngine(self.world, loader.lanes, models, find_unused_parameters=self._find_unused_parameters)
+        return TreeEngine(
+            self.world, loader.lanes, models, buffer_rules=self._buffer_rules, bucket_bytes=self._bucket_bytes
+        )
+
+    def _check_batch_norm(self, loader: Loader) -> None:
+        """Batch norm sees a lane, not the global batch."""
+        if not any(isinstance(m, _BatchNorm) for model in self._models.values() for m in model.modules()):
+            return
+        if loader.tail == "pad":
+            raise UserError("tail=pad with batch norm: padding would enter its statistics; use tail=short or tail=drop")
+        lane_batch = (loader.global_batch or _FEW_FOR_BATCH_NORM) // loader.lanes.count
+        if lane_batch < _FEW_FOR_BATCH_NORM and self.world.is_main:
+            logger.warning(
+                "batch norm sees %d samples at a time (global batch %d in %d lanes): use fewer lanes or a larger batch",
+                lane_batch,
+                loader.global_batch,
+                loader.lanes.count,
+            )
+
+    def _parameters_of(self, models: Models | None) -> list[Parameter]:
+        """The trainable parameters, each once; of all prepared models if none is named."""
+        chosen = tuple(self._models.values() if models is None else _as_list(models))
+        if chosen not in self._parameters:
+            # Walking the modules takes longer than a small model's forward pass.
+            self._parameters[chosen] = list(dict.fromkeys(p for model in chosen for p in model.parameters()))
+        return [parameter for parameter in self._parameters[chosen] if parameter.requires_grad]
+
+    def _after(self, step: int, data_s: float, compute_s: float) -> None:
+        if self.journal.is_tracing:
+            self.journal.trace(step, self.state())
+        if step % self.log_every == 0:
+            peaks = peak_memory_bytes(self.world.device)
+            self.journal.rank_log.emit("step", step, data_s=data_s, compute_s=compute_s, **peaks)
 
 
-def global_batch(config: Config, world: World) -> int:
-    """The effective batch: what one optimizer step sees over all processes."""
-    if config.batch.global_batch is not None:
-        return config.batch.global_batch
-    assert config.batch.per_device is not None
-    return config.batch.per_device * world.size
+def _as_list(models: Models) -> list[nn.Module]:
+    return [models] if isinstance(models, nn.Module) else list(models)
 
 
-def _prepare(recipe: Recipe, config: Config, world: World) -> Job:
-    # Equal weights on every rank to begin with; afterwards each rank draws from a stream of its own.
-    torch.manual_seed(key_of(config.seed, "weights"))
-    model = recipe.model(config).to(world.device)
-    torch.manual_seed(key_of(config.seed, "rank", world.rank))
-
-    batch = global_batch(config, world)
-    splits = recipe.data(config)
-    if config.quick:
-        splits = Splits(_first(splits.train, _QUICK_STEPS * batch), _first(splits.test, _QUICK_TEST_SAMPLES))
-    train = train_loader(splits.train, batch, world, config.seed)
-    return Job(
-        model=model,
-        train=train,
-        test=evaluation_loader(splits.test, batch, world),
-        batch=batch,
-        steps=_QUICK_STEPS if config.quick else config.steps or (config.epochs or 1) * len(train),
-    )
-
-
-def _train(
-    recipe: Recipe, config: Config, job: Job, world: World, folder: RunFolder, events: Events, rank_log: Sink
-) -> Outcome:
-    events.emit(
-        "start",
-        0,
-        recipe=config.recipe,
-        processes=world.size,
-        device=world.device.type,
-        backend=world.backend,
-        launcher=world.launcher,
-        effective_batch=job.batch,
-        total_steps=job.steps,
-        parameters=sum(parameter.numel() for parameter in job.model.parameters()),
-        folder=str(folder.path),
-    )
-    trainer = Trainer(
-        job.model,
-        build_optimizer(job.model.parameters(), config.optim),
-        recipe.loss,
-        recipe.metrics,
-        world=world,
-        events=events,
-        rank_log=rank_log,
-        log_every=config.log_every,
-    )
-    history = trainer.train(job.train, job.test, steps=job.steps)
-    metrics = {name: value for name, value in history[-1].items() if name != "step"}
-    if world.is_main:
-        checkpoint = save_checkpoint(folder.checkpoints, trainer.step, job.model.state_dict(), {"metrics": metrics})
-        events.emit("checkpoint", trainer.step, path=str(checkpoint.relative_to(folder.path)))
-    barrier()  # nobody is done before the result is on the disk
-    events.emit("end", trainer.step, metrics=metrics, folder=str(folder.path))
-    return Outcome(trainer.step, metrics, folder.path)
-
-
-@contextmanager
-def _claimed(folder: RunFolder, config: Config, world: World) -> Iterator[int]:
-    """Rank 0 claims the folder for as long as the run lasts; all learn the attempt's number, or fail alike."""
-    claim: Claim | None = None
-    answer: dict[str, Any] = {}
-    if world.is_main:
-        try:
-            claim = folder.claim(config, fingerprint(world))
-            answer = {"attempt": claim.attempt}
-        except UserError as error:
-            answer = {"refused": str(error)}
-    answer = broadcast_object(answer)
-    if "refused" in answer:
-        raise UserError(answer["refused"])
-    try:
-        yield int(answer["attempt"])
-    finally:
-        if claim is not None:
-            claim.release()
-
-
-def _first(dataset: Dataset[Any], count: int) -> Dataset[Any]:
-    return Subset(dataset, range(min(count, len(dataset))))  # type: ignore[arg-type]
+def _is_sized(loader: Loader) -> bool:
+    return not isinstance(loader, IterableLaneLoader)

@@ -1,28 +1,22 @@
-"""The trainer: the loop over batches, with evaluation, events and timing. One process is not a special case.
+"""The trainer: the loop of `Run` and `Step` for a model, a loss and metrics, with evaluation after every epoch.
 
-for each epoch:
-    for each batch:  loss → backward (gradients of the global mean) → optimizer step → event
-    evaluate on every sample of the test set → event
+for each step:  accumulate over this rank's lanes → update → event
+after an epoch: evaluate on every sample of the validation set → event
 """
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from lockstep.engine.ddp import Replicas
-from lockstep.events.event import Events, Sink
-from lockstep.metrics.tally import Tally
-from lockstep.world.memory import peak_memory_bytes
+from lockstep.data.evaluation import EvaluationLoader
+from lockstep.train.run import Loader, Metrics, Run
+from lockstep.train.step import Loss, Step
 from lockstep.world.setup import setup_distributed
 from lockstep.world.world import World
-
-Loss = Callable[[nn.Module, Any], tuple[Tensor, int]]
-Metrics = Callable[[nn.Module, Any], Mapping[str, tuple[Tensor | float, int]]]
 
 
 class Trainer:
@@ -39,95 +33,62 @@ class Trainer:
         metrics: Metrics | None = None,
         *,
         device: str | torch.device | None = None,
-        world: World | None = None,
-        events: Events | None = None,
-        rank_log: Sink | None = None,
-        log_every: int = 10,
+        run: Run | None = None,
     ) -> None:
-        self.world = setup_distributed(device=device) if world is None else world
-        self.device = self.world.device if device is None else torch.device(device)
-        self.model = model.to(self.device)
-        self.step = 0
-        self._replicas = Replicas(self.model, self.world)
-        self._optimizer = optimizer
+        self.run = Run(None, setup_distributed(device=device)) if run is None else run
+        self.model = self.run.prepare(model)
+        self._optimizer = self.run.optimizer(self.model, optimizer)
         self._loss = loss
         self._metrics = metrics
-        self._events = events or Events()
-        self._rank_log = Events([rank_log] if rank_log else [], self._events.attempt)
-        self._log_every = log_every
+
+    @property
+    def world(self) -> World:
+        return self.run.world
+
+    @property
+    def step(self) -> int:
+        """Updates completed."""
+        return self.run.step
 
     def train(
         self,
-        train_loader: DataLoader[Any],
-        val_loader: DataLoader[Any] | None = None,
+        train_loader: Loader | DataLoader[Any],
+        val_loader: EvaluationLoader | DataLoader[Any] | None = None,
         *,
         epochs: int | None = None,
         steps: int | None = None,
     ) -> list[dict[str, float]]:
         """Train for so many (more) epochs or steps; return each evaluation's metrics, the same on every rank."""
-        if (epochs is None) == (steps is None):
-            raise ValueError("give either epochs or steps")
-        to_do = steps if epochs is None else epochs * len(train_loader)
-        assert to_do is not None
-        last_step = self.step + to_do
+        loader = self.run.loader(train_loader) if isinstance(train_loader, DataLoader) else train_loader
         history: list[dict[str, float]] = []
-        epoch = 0
-        while self.step < last_step:
-            before = self.step
-            _set_epoch(train_loader, epoch)
-            self._train_epoch(train_loader, last_step, epoch)
-            if self.step == before:
-                raise ValueError("the training loader is empty")
-            epoch += 1
+        for last_of_epoch in self._train_epochs(loader, epochs, steps):
             if val_loader is not None and self._metrics is not None:
                 values = self.evaluate(val_loader)
-                self._events.emit("eval", self.step, epoch=epoch, metrics=values)
+                self.run.journal.events.emit("eval", self.step, epoch=last_of_epoch.epoch + 1, metrics=values)
                 history.append({"step": self.step, **values})
         return history
 
-    @torch.no_grad()
-    def evaluate(self, loader: DataLoader[Any]) -> dict[str, float]:
+    def evaluate(self, loader: EvaluationLoader | DataLoader[Any]) -> dict[str, float]:
         """The mean of each metric over all ranks' samples, each counted once."""
         assert self._metrics is not None
-        was_training = self.model.training
-        self.model.eval()
-        tally = Tally(self.device)
-        for batch in loader:
-            tally.add(self._metrics(self.model, _to_device(batch, self.device)))
-        self.model.train(was_training)
-        return tally.means()
+        return self.run.evaluate(self.model, loader, self._metrics)
 
-    def _train_epoch(self, loader: DataLoader[Any], last_step: int, epoch: int) -> None:
+    def _train_epochs(self, loader: Loader, epochs: int | None, steps: int | None) -> Iterator[Step]:
+        """Train, and yield each epoch's last step once it is complete."""
         self.model.train()
-        started = time.perf_counter()
-        for batch in loader:
-            fetched = time.perf_counter()
-            self._optimizer.zero_grad()
-            total = self._replicas.backward(*self._loss(self._replicas.wrapped, _to_device(batch, self.device)))
-            self._optimizer.step()
-            self.step += 1
-            last = self.step == last_step
-            if last or self.step % self._log_every == 0:
-                mean = (total.loss_sum / total.num_losses).item()
-                timing = {"data_s": fetched - started, "compute_s": time.perf_counter() - fetched}
-                self._events.emit("step", self.step, epoch=epoch, loss=mean, samples=int(total.num_losses))
-                self._rank_log.emit("step", self.step, **timing, **peak_memory_bytes(self.device))
-            if last:
-                return
-            started = time.perf_counter()
+        previous: Step | None = None
+        for step in self.run.open_steps(loader, epochs=epochs, steps=steps):
+            if previous is not None and step.epoch != previous.epoch:
+                yield previous
+            step.accumulate(self._loss, self.model)
+            step.update(self._optimizer)
+            if step.every(self.run.log_every):
+                self._tell(step)
+            previous = step
+        if previous is not None:
+            if not previous.every(self.run.log_every):
+                self._tell(previous)
+            yield previous
 
-
-def _set_epoch(loader: DataLoader[Any], epoch: int) -> None:
-    for sampler in (loader.batch_sampler, loader.sampler):
-        if (set_epoch := getattr(sampler, "set_epoch", None)) is not None:
-            set_epoch(epoch)
-
-
-def _to_device(value: Any, device: torch.device) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(device, non_blocking=True)
-    if isinstance(value, Mapping):
-        return {key: _to_device(element, device) for key, element in value.items()}
-    if isinstance(value, list | tuple):
-        return [_to_device(element, device) for element in value]
-    return value
+    def _tell(self, step: Step) -> None:
+        self.run.journal.events.emit("step", step.number, epoch=step.epoch, loss=step.loss, samples=step.batch.size)

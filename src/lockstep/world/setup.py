@@ -15,8 +15,6 @@ from lockstep.launcher.store import await_keys, hold_store, loopback_interface, 
 from lockstep.world.device import choose_backend, choose_device, devices_are_shared, warn_if_pointless
 from lockstep.world.world import World
 
-DEFAULT_TIMEOUT_S = 600.0
-
 logger = logging.getLogger("lockstep")
 
 
@@ -33,15 +31,15 @@ def setup_distributed(
     made. `rank` and `world_size` may be given instead (both, or neither): MASTER_ADDR and MASTER_PORT are then honoured
     or set to this machine. `rank=-1, world_size=1` also means alone. `timeout_s` bounds joining and every collective.
     """
-    timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
+    timeout_s = World.timeout_s if timeout_s is None else timeout_s
     if timeout_s <= 0:
         raise WorldError(f"timeout_s={timeout_s}: expected a number of seconds greater than 0")
     placement = _place(rank, world_size)
     chosen_device = choose_device(placement, device)
     if dist.is_initialized():
-        return _world_joined_before(placement, chosen_device)
+        return _world_joined_before(placement, chosen_device, timeout_s)
     if placement.launcher == "none":
-        return World(device=chosen_device)
+        return World(device=chosen_device, timeout_s=timeout_s)
     if backend is None or backend == "auto":
         backend = choose_backend(chosen_device.type, devices_are_shared(placement, chosen_device))
     if not dist.is_backend_available(backend):
@@ -56,7 +54,7 @@ def setup_distributed(
     if placement.rank == 0:
         logger.info("Initialized DDP with %d processes (%s, %s)", placement.world_size, backend, chosen_device.type)
         warn_if_pointless(placement, chosen_device, logger.warning)
-    return _world_of(placement, chosen_device, backend)
+    return _world_of(placement, chosen_device, backend, timeout_s)
 
 
 def init_process_group(
@@ -84,7 +82,7 @@ def _place(rank: int | None, world_size: int | None) -> Placement:
     return environment.placement_of(rank, world_size)
 
 
-def _world_of(placement: Placement, device: torch.device, backend: str) -> World:
+def _world_of(placement: Placement, device: torch.device, backend: str, timeout_s: float) -> World:
     return World(
         rank=placement.rank,
         local_rank=placement.local_rank,
@@ -94,12 +92,13 @@ def _world_of(placement: Placement, device: torch.device, backend: str) -> World
         num_nodes=placement.num_nodes,
         device=device,
         backend=backend,
+        timeout_s=timeout_s,
         launcher=placement.launcher,
         attempt=placement.attempt,
     )
 
 
-def _world_joined_before(placement: Placement, device: torch.device) -> World:
+def _world_joined_before(placement: Placement, device: torch.device, timeout_s: float) -> World:
     """A second call, by a library or a Trainer made without a world, sees the world the first one joined."""
     joined = (dist.get_rank(), dist.get_world_size())
     if (placement.rank, placement.world_size) != joined:
@@ -109,7 +108,7 @@ def _world_joined_before(placement: Placement, device: torch.device) -> World:
                 f"{joined[0]} of {joined[1]}: call cleanup_distributed() first"
             )
         placement = environment.placement_of(*joined)
-    return _world_of(placement, device, dist.get_backend())
+    return _world_of(placement, device, dist.get_backend(), timeout_s)
 
 
 def _join(placement: Placement, backend: str, timeout_s: float, bound_device: torch.device | None) -> None:

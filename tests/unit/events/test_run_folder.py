@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.config.resolved import ResolvedSettings
 from lockstep.config.schema import BatchConfig, Config, OptimConfig
 from lockstep.errors import UserError
 from lockstep.events.event import Events
@@ -20,7 +21,7 @@ def config(lr: float = 1e-3) -> Config:
 
 def test_a_new_folder_gets_its_facts_and_the_resolved_config(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "runs" / "a")
-    claim = folder.claim(config(), {"torch": "x"})
+    claim = folder.claim(ResolvedSettings(config()), {"torch": "x"})
     assert claim.attempt == 1
     claim.release()
     facts = json.loads(folder.facts.read_text())
@@ -33,7 +34,7 @@ def test_a_new_folder_gets_its_facts_and_the_resolved_config(tmp_path: Path) -> 
 def test_coming_back_counts_the_attempts(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "a")
     for expected in (1, 2, 3):
-        claim = folder.claim(config(), {})
+        claim = folder.claim(ResolvedSettings(config()), {})
         assert claim.attempt == expected
         events = Events([JsonLines(folder.events)], claim.attempt)
         events.emit("start", 0)
@@ -43,21 +44,21 @@ def test_coming_back_counts_the_attempts(tmp_path: Path) -> None:
 
 def test_another_config_is_refused_with_the_difference(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "a")
-    folder.claim(config(), {}).release()
+    folder.claim(ResolvedSettings(config()), {}).release()
     before = {path: path.read_bytes() for path in folder.path.iterdir()}
     with pytest.raises(UserError, match=r"another config.*--run\n  optim.lr: 0.001 → 0.003"):
-        folder.claim(config(lr=3e-3), {})
+        folder.claim(ResolvedSettings(config(lr=3e-3)), {})
     with pytest.raises(UserError, match=r"another config.*--run\n  recipe: digits → other"):
-        folder.claim(config().model_copy(update={"recipe": "other"}), {})
+        folder.claim(ResolvedSettings(config().model_copy(update={"recipe": "other"})), {})
     assert {path: path.read_bytes() for path in folder.path.iterdir()} == before
 
 
 def test_a_folder_that_is_not_a_runs_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(UserError, match="not a run folder"):
-        RunFolder(tmp_path).claim(config(), {})
+        RunFolder(tmp_path).claim(ResolvedSettings(config()), {})
     with pytest.raises(UserError, match="cannot use the run folder"):
-        RunFolder(tmp_path / "thesis.tex").claim(config(), {})
+        RunFolder(tmp_path / "thesis.tex").claim(ResolvedSettings(config()), {})
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
@@ -67,18 +68,18 @@ class Grown(Config):
 
 def test_a_setting_added_since_counts_with_its_default(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "a")
-    folder.claim(config(), {}).release()
+    folder.claim(ResolvedSettings(config()), {}).release()
     grown = Grown(**dict(config()))
-    folder.claim(grown, {}).release()
+    folder.claim(ResolvedSettings(grown), {}).release()
     with pytest.raises(UserError, match="patience: 3 → 4"):
-        folder.claim(grown.model_copy(update={"patience": 4}), {})
+        folder.claim(ResolvedSettings(grown.model_copy(update={"patience": 4})), {})
 
 
 def test_a_start_that_was_killed_before_it_was_complete_is_begun_again(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "a")
-    folder.claim(config(), {}).release()
+    folder.claim(ResolvedSettings(config()), {}).release()
     folder.facts.unlink()
-    claim = folder.claim(config(), {})
+    claim = folder.claim(ResolvedSettings(config()), {})
     assert claim.attempt == 1
     assert folder.facts.exists()
     claim.release()
@@ -88,8 +89,8 @@ def test_a_folder_in_use_names_its_owner(tmp_path: Path) -> None:
     hold = """
 import sys
 from pathlib import Path
-from tests.unit.events.test_run_folder import RunFolder, config
-claim = RunFolder(Path(sys.argv[1])).claim(config(), {})
+from tests.unit.events.test_run_folder import ResolvedSettings, RunFolder, config
+claim = RunFolder(Path(sys.argv[1])).claim(ResolvedSettings(config()), {})
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -99,17 +100,17 @@ sys.stdin.read()
     assert owner.stdin is not None and owner.stdout is not None
     assert owner.stdout.readline() == "held\n"
     with pytest.raises(UserError, match=f"in use by process {owner.pid} on "):
-        RunFolder(tmp_path / "a").claim(config(), {})
+        RunFolder(tmp_path / "a").claim(ResolvedSettings(config()), {})
     with owner:
         owner.stdin.close()
-    RunFolder(tmp_path / "a").claim(config(), {}).release()
+    RunFolder(tmp_path / "a").claim(ResolvedSettings(config()), {}).release()
 
 
 def test_strange_events_do_not_stop_a_run(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "a")
-    folder.claim(config(), {}).release()
+    folder.claim(ResolvedSettings(config()), {}).release()
     folder.events.write_text('{"attempt": "x"}\n{"attempt": [1]}\n{"attempt": 1e400}\n{"attempt": 4}\n{}\n')
-    claim = folder.claim(config(), {})
+    claim = folder.claim(ResolvedSettings(config()), {})
     assert claim.attempt == 5
     claim.release()
 
@@ -119,17 +120,17 @@ def test_damaged_facts_are_named(tmp_path: Path, content: str) -> None:
     folder = RunFolder(tmp_path)
     folder.facts.write_text(content)
     with pytest.raises(UserError, match=r"run\.json"):
-        folder.claim(config(), {})
+        folder.claim(ResolvedSettings(config()), {})
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot use the run folder"):
-        RunFolder(tmp_path / "file" / "run").claim(config(), {})
+        RunFolder(tmp_path / "file" / "run").claim(ResolvedSettings(config()), {})
     folder = RunFolder(tmp_path / "a")
-    folder.claim(config(), {}).release()
+    folder.claim(ResolvedSettings(config()), {}).release()
     folder.events.mkdir()
     with pytest.raises(UserError, match="cannot use the run folder"):
-        folder.claim(config(), {})
+        folder.claim(ResolvedSettings(config()), {})
     with pytest.raises(UserError, match="cannot write"):
         JsonLines(folder.events)

@@ -17,6 +17,8 @@ START: Event = {
     "backend": "gloo",
     "launcher": "lockstep",
     "effective_batch": 64,
+    "lanes": 8,
+    "speed_up_bound": 2.0,
     "total_steps": 10,
     "parameters": 1234,
     "folder": "runs/a",
@@ -26,12 +28,12 @@ START: Event = {
 def test_the_start_names_processes_and_the_effective_batch() -> None:
     lines = describe(START)
     assert lines[0] == "Initialized DDP with 2 processes (gloo, cpu)"
-    assert "effective batch 64 = 2 × 32" in lines[1]
+    assert "effective batch 64 = 8 lanes × 8 on 2 processes (speed-up at most ×2)" in lines[1]
     assert "runs/a" in lines[1]
 
 
-def test_an_uneven_share_is_shown_as_it_is() -> None:
-    assert "effective batch 64 = 3 × 21–22" in describe(START | {"processes": 3})[1]
+def test_an_uneven_share_bounds_the_speed_up() -> None:
+    assert "speed-up at most ×2.67" in describe(START | {"processes": 3, "speed_up_bound": 8 / 3})[1]
 
 
 def test_a_worker_of_another_launcher_says_so() -> None:
@@ -71,13 +73,13 @@ def test_a_bar_on_a_terminal_with_the_result_below_it() -> None:
     (console,) = console_for(terminal)
     console.emit(START)
     console.emit({"kind": "step", "step": 10, "loss": 0.25})
-    console.emit({"kind": "end", "step": 10, "metrics": {"accuracy": 0.5}, "folder": "runs/a"})
+    console.emit({"kind": "end", "step": 10, "metrics": {"accuracy": 0.5}, "folder": "runs/a", "digest": "3f"})
     console.close()
     shown = terminal.getvalue()
     assert "effective batch 64" in shown
     assert "10/10" in shown
     assert "loss 0.2500" in shown
-    assert shown.rstrip().endswith("done after 10 steps: test accuracy 0.5000  → runs/a")
+    assert shown.rstrip().endswith("done after 10 steps: test accuracy 0.5000  → runs/a\ndigest 3f")
 
 
 def test_json_is_the_events_themselves() -> None:

@@ -1,12 +1,17 @@
 """The trainer on one process: it learns, counts, and asks the world for a device only where the script named none."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lockstep.events.event import Event, Events
+from lockstep.errors import UserError
+from lockstep.events.event import Event
+from lockstep.events.jsonl import read_lines
+from lockstep.train.run import Run
 from lockstep.train.trainer import Trainer
 from lockstep.world.world import World
 
@@ -61,17 +66,25 @@ def test_either_epochs_or_steps() -> None:
 
 
 def test_the_last_step_is_always_shown() -> None:
-    told, timed = Remember(), Remember()
-    make(events=Events([told]), rank_log=timed, log_every=2).train(loader(), steps=5)
+    told = Remember()
+    make(run=Run(None, World(), log_every=2, sinks=[told])).train(loader(), steps=5)
     assert [event["step"] for event in told.events if event["kind"] == "step"] == [2, 4, 5]
-    assert {"data_s", "compute_s", "peak_host_bytes"} <= timed.events[0].keys()
+
+
+def test_every_rank_writes_its_timing_down(tmp_path: Path) -> None:
+    run = Run(tmp_path / "a", World(), log_every=2, sinks=[])
+    make(run=run).train(loader(), steps=5)
+    run.close()
+    lines = list(read_lines(tmp_path / "a" / "ranks" / "0.jsonl"))
+    assert [line["step"] for line in lines] == [2, 4]
+    assert {"data_s", "compute_s", "peak_host_bytes"} <= lines[0].keys()
 
 
 def test_device_of_the_script_or_of_the_trainer() -> None:
-    assert make(device="cpu").device == torch.device("cpu")
-    chosen = make().device
+    assert make(device="cpu").world.device == torch.device("cpu")
+    chosen = make().world.device
     assert chosen.type == ("cuda" if torch.cuda.is_available() else "cpu")
-    assert make(world=World(device=torch.device("meta"))).device.type == "meta"
+    assert make(run=Run(None, World(device=torch.device("meta")))).model.weight.device.type == "meta"  # type: ignore[union-attr]
 
 
 def test_evaluation_leaves_the_mode_as_it_was() -> None:
@@ -89,7 +102,7 @@ def test_training_goes_on_where_it_left_off() -> None:
 
 
 def test_an_empty_loader_is_told() -> None:
-    with pytest.raises(ValueError, match="loader is empty"):
+    with pytest.raises(UserError, match="empty"):
         make().train(DataLoader([]), steps=1)  # type: ignore[arg-type]
 
 

@@ -1,0 +1,128 @@
+"""Lockstep and fast mode against hand-written DDP with the same micro-steps, over gloo.
+
+    .venv/bin/python bench/two_processes.py [--processes 2] [--lanes 4] [--rounds 12] [--steps 8] [--bucket-mb 4]
+
+One thread a process. DDP is as fast as it gets: `gradient_as_bucket_view`, `no_sync` in all but the last micro-step.
+Bytes are what rank 0's engine sent in one step; a ring's are 2 (W - 1) / W times the gradients. Peak memory is of a
+process that does nothing else, above what it needed before the first step.
+"""
+
+import argparse
+import contextlib
+import resource
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from measure import Timing, interleave, table
+from torch.nn.parallel import DistributedDataParallel
+from workloads import Workload, workload
+
+from lockstep.engine.tree_engine import TreeEngine
+from lockstep.testing import ranks
+from lockstep.train.run import Run
+from lockstep.world.world import World
+
+WORKLOADS = {"mlp-9M": 64, "gpt-9M": 16}
+
+
+def hand_written(work: Workload, world: World, batch: int, lanes: int, steps: int) -> Callable[[], None]:
+    model = work.make_model()
+    replicas = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    per_rank, lane_batch = lanes // world.size, batch // lanes
+
+    def run() -> None:
+        for step in range(steps):
+            optimizer.zero_grad(set_to_none=True)
+            for lane in range(per_rank):
+                start = step * batch + (world.rank * per_rank + lane) * lane_batch
+                part = [tensor[start : start + lane_batch] for tensor in work.data.tensors]
+                with replicas.no_sync() if lane < per_rank - 1 else contextlib.nullcontext():
+                    loss_sum, count = work.loss_sum(replicas, part)
+                    (loss_sum / (count * per_rank)).backward()
+            optimizer.step()
+        dist.barrier()
+
+    return run
+
+
+def lockstep(
+    work: Workload, world: World, batch: int, lanes: int, steps: int, bucket_mb: float, determinism: str
+) -> tuple[Run, Callable[[], None]]:
+    run = Run(None, world, determinism=determinism, bucket_mb=bucket_mb)  # type: ignore[arg-type]
+    model = run.prepare(work.make_model())
+    optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=1e-3))
+    all_steps = iter(run.open_steps(run.loader(work.data, batch, lanes=lanes), steps=10**9))
+
+    def advance() -> None:
+        for _ in range(steps):
+            step = next(all_steps)
+            step.accumulate(work.loss_sum, model)
+            step.update(optimizer)
+        dist.barrier()
+
+    return run, advance
+
+
+def compare(
+    world: World, name: str, batch: int, lanes: int, steps: int, rounds: int, bucket_mb: float
+) -> tuple[list[Timing], int, int]:
+    torch.set_num_threads(1)
+    work = workload(name, batch * steps)
+    run, tree = lockstep(work, world, batch, lanes, steps, bucket_mb, "lockstep")
+    fast_run, fast = lockstep(work, world, batch, lanes, steps, bucket_mb, "fast")
+    timings = interleave(
+        {
+            "hand-written DDP": hand_written(work, world, batch, lanes, steps),
+            "the same again": hand_written(work, world, batch, lanes, steps),
+            "lockstep": tree,
+            "fast": fast,
+        },
+        rounds,
+        steps,
+    )
+    engine = run._engine
+    assert isinstance(engine, TreeEngine) and engine.channel is not None
+    before = engine.channel.bytes_sent
+    tree()
+    sent = (engine.channel.bytes_sent - before) // steps
+    run.close()
+    fast_run.close()
+    return timings, sent, 4 * sum(parameter.numel() for parameter in work.make_model().parameters())
+
+
+def peak_memory(world: World, name: str, batch: int, lanes: int, kind: str) -> int:
+    """Bytes that training needed at its most, beyond the process before it."""
+    torch.set_num_threads(1)
+    work = workload(name, batch * 4)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if kind == "ddp":
+        hand_written(work, world, batch, lanes, 4)()
+    else:
+        run, advance = lockstep(work, world, batch, lanes, 4, 4.0, kind)
+        advance()
+        run.close()
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--processes", type=int, default=2)
+    arguments.add_argument("--lanes", type=int, default=4)
+    arguments.add_argument("--rounds", type=int, default=12)
+    arguments.add_argument("--steps", type=int, default=8)
+    arguments.add_argument("--bucket-mb", type=float, default=4.0)
+    options = arguments.parse_args()
+    for name, batch in WORKLOADS.items():
+        group = ranks(options.processes, timeout_s=1500)
+        timings, sent, size = group.run(
+            compare, name, batch, options.lanes, options.steps, options.rounds, options.bucket_mb
+        )[0]
+        ring = 2 * size * (options.processes - 1) // options.processes
+        print(table(f"{name}: {options.processes} processes, {options.lanes} lanes, batch {batch}", timings))
+        print(f"bytes a rank sends in a step: {sent:,}; a ring's: {ring:,}; ratio {sent / ring:.4f}\n", flush=True)
+
+
+if __name__ == "__main__":
+    main()

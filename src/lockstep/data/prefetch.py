@@ -1,0 +1,114 @@
+"""Moving batches to the device: on CUDA through pinned memory, on a stream of its own, one global batch ahead.
+
+On the CPU nothing is copied and nothing is looked at: batches pass as they are.
+"""
+
+import dataclasses
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T", bound=tuple[Any, ...])
+
+
+def moved(batches: Generator[T, None, None], device: torch.device, ahead: bool = True) -> Iterator[T]:
+    """The same batches with every tensor on `device`. `ahead`: one is yielded when the next has been sent there too."""
+    if device.type == "cpu":
+        return batches
+    if device.type != "cuda":
+        return _simply_moved(batches, device)
+    return _copied_beside(batches, device, ahead)
+
+
+def to_device(value: Any, device: torch.device, pin: bool = False) -> Any:
+    """`value` with every tensor in it on `device`: in lists, tuples, mappings, dataclasses, things with a `.to`."""
+    if isinstance(value, Tensor):
+        if pin and value.device.type == "cpu" and value.layout is torch.strided and not value.is_pinned():
+            value = value.pin_memory()
+        return value.to(device, non_blocking=pin)  # from memory that is not pinned it would not be safe everywhere
+    if value is None or isinstance(value, str | bytes | int | float):
+        return value
+    if hasattr(value, "to"):  # before tuples: torch's PackedSequence is one, and keeps a part of itself on the CPU
+        return _moved_by_itself(value, device, pin)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):  # a named tuple
+        return type(value)(*(to_device(element, device, pin) for element in value))
+    if isinstance(value, list | tuple):
+        return type(value)(to_device(element, device, pin) for element in value)
+    if isinstance(value, Mapping):
+        elements = {key: to_device(element, device, pin) for key, element in value.items()}
+        return elements if type(value) is dict else _rebuilt(value, elements)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = [field.name for field in dataclasses.fields(value) if field.init]
+        return dataclasses.replace(value, **{name: to_device(getattr(value, name), device, pin) for name in fields})
+    return value
+
+
+def _moved_by_itself(value: Any, device: torch.device, pin: bool) -> Any:
+    if not pin:
+        return value.to(device)
+    value = value.pin_memory() if hasattr(value, "pin_memory") else value
+    try:
+        return value.to(device, non_blocking=True)
+    except TypeError:  # not everything with a `.to` knows torch's whole signature
+        return value.to(device)
+
+
+def _rebuilt(original: Mapping[Any, Any], elements: dict[Any, Any]) -> Any:
+    try:
+        return type(original)(elements)  # type: ignore[call-arg]
+    except TypeError:  # a mapping that is made in another way, such as defaultdict
+        return elements
+
+
+def _simply_moved(batches: Generator[T, None, None], device: torch.device) -> Iterator[T]:
+    try:
+        for batch in batches:
+            yield to_device(batch, device)
+    finally:
+        batches.close()
+
+
+class _Sent(NamedTuple):
+    batch: Any
+    arrival: torch.cuda.Event
+
+
+def _copied_beside(batches: Generator[T, None, None], device: torch.device, ahead: bool) -> Iterator[T]:
+    """Copies run beside the computation: those of the next batch while the consumer computes on this one.
+
+    Memory that a copy was given belongs to the copying stream, so the allocator would hand it to the next copy as soon
+    as the consumer drops it, while the consumer's kernels may still read it. `record_stream` would prevent that for
+    tensors, but not for those inside objects that move themselves; so each copy first waits for what the consumer has
+    enqueued so far. With one batch ahead that is the work before the current batch: no overlap is lost.
+    """
+    beside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def send(batch: T) -> _Sent:
+        beside.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(beside):
+            sent = to_device(batch, device, pin=True)
+            return _Sent(sent, beside.record_event())
+
+    def receive(sent: _Sent) -> Any:
+        torch.cuda.current_stream(device).wait_event(sent.arrival)
+        return sent.batch
+
+    try:
+        yield from _pipelined(map(send, batches), ahead, receive)
+    finally:
+        batches.close()
+
+
+def _pipelined(sent: Iterable[_Sent], ahead: bool, receive: Any) -> Iterator[Any]:
+    waiting: _Sent | None = None
+    for following in sent:
+        if waiting is not None:
+            yield receive(waiting)
+        waiting = following
+        if not ahead:
+            yield receive(waiting)
+            waiting = None
+    if waiting is not None:
+        yield receive(waiting)

@@ -1,0 +1,198 @@
+"""Fetching one lane's samples from a map-style data set, with randomness that is keyed by sample.
+
+The same code runs in this process and in worker processes, so where a sample is fetched does not change it.
+[Note: sample keys] Before each `dataset[index]` torch's default generator, numpy's global one and `random` are seeded
+with (seed, epoch, index). A data set with `__getitems__` fetches many at once and can only be seeded once for all: with
+(seed, epoch, first index of the lane). So its randomness depends on how batches are cut into lanes, which is part of a
+run's numerics, but not on the number of processes or workers.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
+
+from lockstep.data.order import Indices
+from lockstep.errors import UserError
+from lockstep.world.randomness import key_of
+
+Collate: TypeAlias = Callable[[list[Any]], Any]
+
+
+class LaneRequest(NamedTuple):
+    """What is to be fetched. `indices` is what the source's `rows` made of them: a list, or an index tensor."""
+
+    epoch: int
+    lane: int
+    indices: Any
+
+
+class Source(Protocol):
+    """Where a lane's data comes from."""
+
+    def rows(self, indices: Indices) -> Sequence[Any]:
+        """A matrix of indices as one thing per row to put into a request, made for many lanes at once."""
+
+    def fetch(self, request: LaneRequest) -> Any:
+        """The lane's samples, collated; None for an empty lane."""
+
+
+def open_source(dataset: Any, collate: Collate | None, seed: int, in_process: bool = True) -> Source:
+    """The fastest way to read this data set that gives the same samples."""
+    if collate is None and (table := _table_of(dataset)) is not None:
+        return TensorSource(*table, send_tensors=in_process)
+    return SampleSource(dataset, default_collate if collate is None else collate, seed)
+
+
+def is_iterable(dataset: Any) -> bool:
+    """Is this a stream of samples rather than a collection that can be indexed?"""
+    if isinstance(dataset, IterableDataset) or callable(getattr(dataset, "lane", None)):
+        return True
+    return hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__")
+
+
+def num_samples(dataset: Any) -> int:
+    """The length of a map-style data set."""
+    name = type(dataset).__name__
+    if is_iterable(dataset):
+        raise UserError(f"{name} is an iterable data set, which has no order to shuffle: use IterableLaneLoader")
+    try:
+        return len(dataset)
+    except (TypeError, NotImplementedError):
+        raise UserError(f"{name} has no length: give it a __len__, or make it an IterableDataset") from None
+
+
+def given_collate(loader: DataLoader[Any]) -> Collate | None:
+    """The collate function of a DataLoader, if it is not torch's own."""
+    return None if loader.collate_fn is default_collate else loader.collate_fn
+
+
+class TensorSource:
+    """A `TensorDataset`, perhaps under `Subset`s: one index operation per tensor, and nothing random to seed."""
+
+    def __init__(self, tensors: Sequence[Tensor], subset: Tensor | None, send_tensors: bool) -> None:
+        self._tensors = tuple(tensors)
+        self._subset = subset
+        # Between processes a tensor travels as a file in shared memory; a list is cheaper.
+        self._send_tensors = send_tensors
+
+    def rows(self, indices: Indices) -> Sequence[Any]:
+        return torch.from_numpy(indices).unbind(0) if self._send_tensors else indices.tolist()
+
+    def fetch(self, request: LaneRequest) -> Any:
+        indices = request.indices if self._send_tensors else torch.tensor(request.indices, dtype=torch.int64)
+        if not len(indices):
+            return None
+        if self._subset is not None:
+            indices = self._subset.index_select(0, indices)
+        # A list, as default_collate makes of tuples. Tensors may be on the device already.
+        return [
+            tensor.index_select(0, indices if tensor.is_cpu else indices.to(tensor.device)) for tensor in self._tensors
+        ]
+
+
+class SampleSource:
+    """Any other data set: sample by sample, or many at once where it has `__getitems__`. [Note: sample keys]"""
+
+    def __init__(self, dataset: Any, collate: Collate, seed: int) -> None:
+        self._dataset = dataset
+        self._collate = collate
+        self._seed = seed
+        self._fetches_many = _fetches_many(dataset)
+
+    def rows(self, indices: Indices) -> Sequence[Any]:
+        rows: list[list[int]] = indices.tolist()
+        return rows
+
+    def fetch(self, request: LaneRequest) -> Any:
+        epoch, lane, indices = request
+        if not indices:
+            return None
+        with undisturbed_streams():
+            read = self._read_many if self._fetches_many else self._read_each
+            samples = read(epoch, lane, indices)
+            with explained(f"collating the samples {_listed(indices)} (epoch {epoch}, lane {lane})"):
+                return self._collate(samples)
+
+    def _read_each(self, epoch: int, lane: int, indices: list[int]) -> list[Any]:
+        samples = []
+        for index in indices:
+            seed_cpu_streams(key_of(self._seed, "sample", epoch, index))
+            try:
+                samples.append(self._dataset[index])
+            except Exception as error:
+                error.add_note(f"lockstep: while reading sample {index} of the data set (epoch {epoch}, lane {lane})")
+                raise
+        return samples
+
+    def _read_many(self, epoch: int, lane: int, indices: list[int]) -> list[Any]:
+        seed_cpu_streams(key_of(self._seed, "samples", epoch, indices[0]))
+        with explained(f"reading the samples {_listed(indices)} of the data set (epoch {epoch}, lane {lane})"):
+            samples: list[Any] = self._dataset.__getitems__(indices)
+            return samples
+
+
+def seed_cpu_streams(key: int) -> None:
+    """Seed the three global streams that a data set may draw from; the GPU's is the caller's, and stays as it is."""
+    torch.default_generator.manual_seed(key)
+    random.seed(key)
+    np.random.seed(key & 0xFFFFFFFF)  # all it takes at once
+
+
+@contextmanager
+def undisturbed_streams() -> Iterator[None]:
+    """Put the three global streams back afterwards: what the caller draws must not depend on who fetches."""
+    torch_state = torch.default_generator.get_state()
+    python_state = random.getstate()
+    numpy_state = np.random.get_state(legacy=False)
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(torch_state)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+
+
+def _table_of(dataset: Any) -> tuple[tuple[Tensor, ...], Tensor | None] | None:
+    """The tensors behind a data set and the rows of them it uses, if it is no more than that."""
+    if isinstance(dataset, TensorDataset) and type(dataset).__getitem__ is TensorDataset.__getitem__:
+        plain = all(type(tensor) is Tensor and tensor.layout is torch.strided for tensor in dataset.tensors)
+        return (dataset.tensors, None) if plain and not hasattr(dataset, "__getitems__") else None
+    if isinstance(dataset, Subset) and _is_plain_subset(dataset) and (inner := _table_of(dataset.dataset)) is not None:
+        tensors, rows = inner
+        chosen = torch.as_tensor(list(dataset.indices), dtype=torch.int64)
+        num_rows = len(tensors[0]) if rows is None else len(rows)
+        chosen = torch.where(chosen < 0, chosen + num_rows, chosen)  # counted from the end, as lists allow
+        return tensors, chosen if rows is None else rows[chosen]
+    return None
+
+
+def _fetches_many(dataset: Any) -> bool:
+    """Does the data set itself fetch many at once? A `Subset` only passes on what the set under it can do."""
+    if isinstance(dataset, Subset) and type(dataset).__getitems__ is Subset.__getitems__:
+        return _is_plain_subset(dataset) and _fetches_many(dataset.dataset)
+    return callable(getattr(dataset, "__getitems__", None))
+
+
+def _is_plain_subset(dataset: Subset[Any]) -> bool:
+    own = type(dataset)
+    return own.__getitem__ is Subset.__getitem__ and own.__getitems__ is Subset.__getitems__
+
+
+@contextmanager
+def explained(doing: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"lockstep: while {doing}")
+        raise
+
+
+def _listed(indices: list[int]) -> str:
+    shown = ", ".join(map(str, indices[:8]))
+    return f"{shown}, … ({len(indices)} in all)" if len(indices) > 8 else shown

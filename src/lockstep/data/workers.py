@@ -1,0 +1,68 @@
+"""Who fetches: this process, or worker processes ahead of it. Either way results come in the order of the requests."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from lockstep.data.samples import LaneRequest, Source
+from lockstep.errors import UserError
+from lockstep.world.world import World
+
+WorkerInit: TypeAlias = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Workers:
+    """`count` processes that fetch; 0: this process does. `init(number)` is called first in each."""
+
+    count: int
+    init: WorkerInit | None = None
+
+    def __post_init__(self) -> None:
+        if self.count < 0:
+            raise UserError(f"workers={self.count}: expected 0 (this process fetches) or more")
+
+    @contextmanager
+    def fetched(
+        self, source: Source, requests: Iterable[LaneRequest], ahead: int, world: World
+    ) -> Iterator[Iterator[Any]]:
+        """What `source` has for each request, `ahead` of them in advance; workers end with the context."""
+        if self.count == 0:
+            yield map(source.fetch, requests)
+            return
+        results = iter(
+            DataLoader(
+                _Lanes(source),
+                batch_size=None,  # a request is a whole lane, and its answer is collated already
+                sampler=requests,
+                collate_fn=_as_it_is,
+                num_workers=self.count,
+                prefetch_factor=-(-ahead // self.count),
+                pin_memory=world.device.type == "cuda",
+                worker_init_fn=self.init,
+                generator=torch.Generator(),  # else it draws a number from the caller's
+            )
+        )
+        try:
+            yield results
+        finally:
+            # torch does this when the iterator is collected, but a traceback that is kept would put that off.
+            results._shutdown_workers()  # type: ignore[attr-defined]
+
+
+class _Lanes(Dataset[Any]):
+    """A source as torch's DataLoader sees it: requests are the indices."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def __getitem__(self, request: LaneRequest) -> Any:
+        return self._source.fetch(request)
+
+
+def _as_it_is(lane: Any) -> Any:
+    return lane  # torch's default would turn numpy arrays into tensors, which in-process fetching does not

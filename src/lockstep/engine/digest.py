@@ -1,0 +1,70 @@
+"""Digests: one sha256 for the whole state of a run, so that two runs can be told apart by their bits.
+
+It does not depend on the order of dictionaries, on the device or on the number of ranks.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+State = Mapping[str, Tensor]
+
+
+def state_of(
+    models: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer] | None = None, ema: State | None = None
+) -> dict[str, Tensor]:
+    """Weights, buffers, optimizer state and averaged weights, each tensor under a name that says what it is."""
+    state: dict[str, Tensor] = {}
+    names: dict[int, str] = {}
+    for prefix, model in models.items():
+        for name, tensor in model.state_dict(keep_vars=True).items():
+            if isinstance(tensor, Tensor):
+                state[f"{prefix}/{name}"] = tensor.detach()
+        for name, parameter in model.named_parameters():
+            names.setdefault(id(parameter), f"{prefix}/{name}")
+    for prefix, optimizer in (optimizers or {}).items():
+        parameters = (p for group in optimizer.param_groups for p in group["params"])
+        for index, parameter in enumerate(parameters):
+            owner = names.get(id(parameter), str(index))
+            for key, value in optimizer.state.get(parameter, {}).items():
+                state |= {f"{prefix}/{owner}/{path}": tensor for path, tensor in _tensors(value, key)}
+    return state | {f"ema/{name}": tensor for name, tensor in (ema or {}).items()}
+
+
+def tensor_digests(state: State) -> dict[str, str]:
+    """The sha256 of each tensor: its type, its shape and its bytes."""
+    return {name: _digest_tensor(state[name]) for name in sorted(state)}
+
+
+def digest(state: State) -> str:
+    """One sha256 over all of them, in hex."""
+    whole = hashlib.sha256()
+    for name, tensor_digest in tensor_digests(state).items():
+        whole.update(f"{name}\x00{tensor_digest}\n".encode())
+    return whole.hexdigest()
+
+
+def _digest_tensor(tensor: Tensor) -> str:
+    data = tensor.detach().cpu().contiguous()
+    hashed = hashlib.sha256(f"{data.dtype} {tuple(data.shape)}\x00".encode())
+    if data.numel():
+        hashed.update(data.reshape(-1).view(torch.uint8).numpy().data)  # as bytes: numpy has no bfloat16
+    return hashed.hexdigest()
+
+
+def _tensors(value: Any, path: str) -> Iterator[tuple[str, Tensor]]:
+    """The tensors and numbers in a piece of optimizer state; numbers as tensors, because their bits count too."""
+    if isinstance(value, Tensor):
+        yield path, value
+    elif isinstance(value, bool | int | float):
+        yield path, torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.int64)
+    elif isinstance(value, Mapping):
+        for key, element in value.items():
+            yield from _tensors(element, f"{path}.{key}")
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        for index, element in enumerate(value):
+            yield from _tensors(element, f"{path}.{index}")

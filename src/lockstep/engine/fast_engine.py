@@ -1,0 +1,160 @@
+"""`determinism: fast`: torch's DistributedDataParallel, synchronising in the last lane only.
+
+The same samples and the same normalisation as in lockstep mode; sums are taken in whatever order is fastest, so the
+bits may follow the number of ranks.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket  # torch.distributed re-exports it untyped
+from torch.futures import Future
+from torch.nn import Parameter
+from torch.nn.parallel import DistributedDataParallel
+
+from lockstep.data.lanes import Lanes
+from lockstep.engine.table import LaneTable, Terms
+from lockstep.errors import UserError
+from lockstep.world.collectives import broadcast
+from lockstep.world.world import World
+
+
+class FastEngine:
+    def __init__(
+        self, world: World, lanes: Lanes, models: Sequence[nn.Module], *, find_unused_parameters: bool = False
+    ) -> None:
+        self.world = world
+        self.lanes = lanes
+        self.last_lane = lanes.of(world.rank)[-1]
+        self._models = models
+        self._find_unused_parameters = find_unused_parameters
+        self._replicas: dict[tuple[int, ...], _Replicas] = {}
+
+    def start_pass(self, parameters: Sequence[Parameter]) -> "FastPass":
+        key = tuple(map(id, parameters))
+        if key not in self._replicas:
+            self._replicas[key] = _Replicas(parameters, self.world, self._find_unused_parameters)
+        return FastPass(self, parameters, self._replicas[key])
+
+    def close(self) -> None:
+        self._replicas = {}
+
+    def share_buffers(self) -> None:
+        """Rank 0's buffers are everybody's, as in DistributedDataParallel; here after a step's last forward pass."""
+        if self.world.size == 1:
+            return
+        for dtype in (torch.float32, torch.int64):  # what batch norm has; others are left to their rank
+            buffers = [b for model in self._models for b in model.buffers() if b.dtype == dtype]
+            if buffers:
+                flat = broadcast(torch.cat([buffer.reshape(-1) for buffer in buffers]))
+                for buffer, part in zip(buffers, torch.split(flat, [b.numel() for b in buffers]), strict=True):
+                    buffer.copy_(part.view_as(buffer))
+
+
+class FastPass:
+    """One pass over this rank's lanes: gradients pile up in `.grad`, and the last backward pass shares them."""
+
+    def __init__(self, engine: FastEngine, parameters: Sequence[Parameter], replicas: "_Replicas") -> None:
+        self._engine = engine
+        self._parameters = parameters
+        self._replicas = replicas
+        self._table = LaneTable(engine.lanes.count, engine.world.device)
+        self._rows: Tensor | None = None  # of the table, on their way to the other ranks
+        self._work: dist.Work | None = None
+        self._is_shared = False
+        for parameter in parameters:
+            parameter.grad = None
+
+    def open_lane(self, lane: int, size: int) -> None:
+        self._lane = lane
+        self._is_complete = False
+        self._table.add_lane(lane, size)
+
+    def backward(self, terms: Terms, *, more: bool) -> None:
+        if self._is_complete:
+            raise UserError("a second backward pass in one lane: say more=True in all but the lane's last")
+        if len(terms) > 1:
+            raise UserError("a loss of several terms needs determinism=lockstep: in fast mode add them up")
+        self._is_complete = not more
+        self._table.record(self._lane, terms)
+        ((loss_sum, _),) = terms.values()
+        if not more and self._lane == self._engine.last_lane:
+            loss_sum = self._synchronising(loss_sum)
+        loss_sum.backward()  # type: ignore[no-untyped-call]
+
+    def close_lane(self) -> None:
+        pass
+
+    def end(self) -> None:
+        if not self._is_shared:  # the last lane was empty: take part all the same
+            nothing = torch.stack([(parameter * 0).sum() for parameter in self._parameters]).sum()
+            self._synchronising(nothing).backward()  # type: ignore[no-untyped-call]
+
+    def finish(self) -> None:
+        self._engine.share_buffers()
+        if self._engine.world.size == 1:
+            gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+            torch._foreach_div_(gradients, self._divisor())
+
+    def loss(self) -> Tensor:
+        return self._table.loss()
+
+    def _synchronising(self, loss_sum: Tensor) -> Tensor:
+        """All counts of this rank are known here: ask for the other ranks', to wait for them when they are needed."""
+        if self._engine.world.size > 1:
+            self._rows = self._table.local()
+            self._work = dist.all_reduce(self._rows, async_op=True)
+        self._is_shared = True
+        return self._replicas.synchronising(loss_sum, self._divisor)
+
+    def _divisor(self) -> Tensor | float:
+        if self._work is not None and self._rows is not None:
+            self._work.wait()
+            self._table.complete(self._rows)
+            self._work = None
+        return self._table.divisor(0)
+
+
+class _Outside(nn.Module):
+    """A module with parameters whose forward pass happens elsewhere: it is called with the result."""
+
+    def __init__(self, parameters: Sequence[Parameter]) -> None:
+        super().__init__()
+        self.parameters_outside = nn.ParameterList(parameters)
+
+    def forward(self, loss_sum: Tensor) -> Tensor:
+        return loss_sum
+
+
+class _Replicas:
+    """DistributedDataParallel that leaves the model as it is: the loss passes through it just before the backward pass.
+
+    That is when it learns that gradients are to be shared, so until then they pile up, as under `no_sync()`.
+    """
+
+    def __init__(self, parameters: Sequence[Parameter], world: World, find_unused_parameters: bool) -> None:
+        self._divisor: Callable[[], Tensor | float] = float
+        self._ddp: nn.Module = _Outside(parameters)
+        if world.size > 1:
+            ddp = DistributedDataParallel(
+                self._ddp,
+                gradient_as_bucket_view=True,
+                find_unused_parameters=find_unused_parameters,
+            )
+            ddp.register_comm_hook(None, self._sum_and_divide)
+            self._ddp = ddp
+
+    def synchronising(self, loss_sum: Tensor, divisor: Callable[[], Tensor | float]) -> Tensor:
+        """The same loss; its backward pass leaves the gradients summed over all ranks and divided."""
+        self._divisor = divisor
+        shared: Tensor = self._ddp(loss_sum)
+        return shared
+
+    def _sum_and_divide(self, _state: object, bucket: GradBucket) -> Future[Tensor]:
+        flat = bucket.buffer().div_(self._divisor())
+        work = dist.all_reduce(flat, async_op=True)
+        assert work is not None
+        summed: Future[Tensor] = work.get_future().then(lambda future: future.value()[0])
+        return summed

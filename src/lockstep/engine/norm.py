@@ -1,0 +1,39 @@
+"""The global norm of gradients, and clipping by it."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+# The sum of squares is taken over blocks of this many elements, counted from each tensor's first, and then over the
+# blocks' sums in order: a rank that holds only some blocks can compute theirs and come to the same bits.
+_BLOCK = 1024
+
+
+def block_squares(tensor: Tensor) -> Tensor:
+    """The sum of squares of each block of a tensor, in fp64."""
+    flat = tensor.detach().reshape(-1)
+    whole = flat.numel() // _BLOCK * _BLOCK
+    blocks = [flat[:whole].view(-1, _BLOCK)] if whole else []
+    if whole < flat.numel():
+        blocks.append(flat[whole:].view(1, -1))
+    norms = [torch.linalg.vector_norm(block, dim=1, dtype=_accumulate_in(flat)) for block in blocks]
+    return torch.cat(norms).double().square() if norms else flat.new_zeros(0, dtype=torch.float64)
+
+
+def global_norm(tensors: Iterable[Tensor]) -> Tensor:
+    """The 2-norm of all the tensors together, as an fp64 tensor: nothing waits for the device."""
+    squares = [block_squares(tensor) for tensor in tensors]
+    return torch.cat(squares).sum().sqrt() if squares else torch.zeros((), dtype=torch.float64)
+
+
+def clip_by_norm(gradients: list[Tensor], max_norm: float) -> Tensor:
+    """Scale the gradients, in place, so that their norm is at most `max_norm`; return the norm they had."""
+    norm = global_norm(gradients)
+    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    torch._foreach_mul_(gradients, scale)
+    return norm
+
+
+def _accumulate_in(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)

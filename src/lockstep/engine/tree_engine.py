@@ -1,0 +1,203 @@
+"""`determinism: lockstep`: gradients and buffers over all lanes, the same bits on any number of ranks."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from lockstep.data.lanes import Lanes
+from lockstep.engine.buckets import make_buckets
+from lockstep.engine.buffers import LaneBuffers, Rule
+from lockstep.engine.channel import Channel, Job
+from lockstep.engine.exchange import choose_exchange
+from lockstep.engine.gradients import Divisor, GradientTree, ManyRanksGradients, OneRankGradients, add_gradients
+from lockstep.engine.table import Count, LaneTable, Terms, nonzero
+from lockstep.errors import UserError
+from lockstep.world.world import World
+
+DEFAULT_BUCKET_BYTES = 4 * 2**20
+
+_MAX_RECIPROCALS = 1024
+
+
+class TreeEngine:
+    def __init__(
+        self,
+        world: World,
+        lanes: Lanes,
+        models: Sequence[nn.Module],
+        *,
+        buffer_rules: Mapping[str, Rule],
+        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+    ) -> None:
+        for model in models:
+            _refuse_collectives_in_forward(model)
+        self.world = world
+        self.lanes = lanes
+        self.own_lanes = lanes.of(world.rank)
+        self.channel = Channel(world) if world.size > 1 else None
+        self.exchange = None if self.channel is None else choose_exchange(self.channel, world.rank, lanes)
+        self.buffers = LaneBuffers(models, buffer_rules)
+        self._bucket_bytes = bucket_bytes
+        self._all_parameters = list(dict.fromkeys(p for model in models for p in model.parameters()))
+        self._trees: dict[tuple[int, ...], list[GradientTree]] = {}
+        self._reciprocals: dict[tuple[float, torch.dtype], Tensor] = {}
+
+    def start_pass(self, parameters: Sequence[Parameter]) -> "TreePass":
+        """Gradients of these parameters; those of other parameters are left alone."""
+        num_trainable = sum(parameter.requires_grad for parameter in self._all_parameters)
+        return TreePass(self, parameters, only_these=len(parameters) < num_trainable)
+
+    def trees(self, parameters: Sequence[Parameter], num_terms: int) -> list[GradientTree]:
+        """A tree for each term of the loss."""
+        trees = self._trees.setdefault(tuple(map(id, parameters)), [])
+        while len(trees) < num_terms:
+            trees.append(self._new_tree(parameters))
+        return trees[:num_terms]
+
+    def reciprocal(self, loss_sum: Tensor, count: Count) -> Tensor:
+        """1 / count, like the loss. Counts come again and again, so the tensors are kept."""
+        if isinstance(count, Tensor):
+            return nonzero(count).reciprocal().to(loss_sum)
+        key = (count, loss_sum.dtype)
+        if key not in self._reciprocals:
+            if len(self._reciprocals) >= _MAX_RECIPROCALS:
+                self._reciprocals.clear()
+            self._reciprocals[key] = loss_sum.new_tensor(1.0 / (count or 1))
+        return self._reciprocals[key]
+
+    def close(self) -> None:
+        for trees in self._trees.values():
+            for tree in trees:
+                tree.close()
+        self._trees = {}
+        if self.channel is not None:
+            self.channel.close()
+
+    def _new_tree(self, parameters: Sequence[Parameter]) -> GradientTree:
+        if self.channel is None or self.exchange is None:
+            return OneRankGradients(parameters, self.own_lanes)
+        buckets = make_buckets(parameters, self._bucket_bytes)
+        return ManyRanksGradients(parameters, self.own_lanes, buckets, self.channel, self.exchange)
+
+
+class TreePass:
+    """One pass over this rank's lanes."""
+
+    def __init__(self, engine: TreeEngine, parameters: Sequence[Parameter], only_these: bool) -> None:
+        self._engine = engine
+        self._parameters = parameters
+        self._inputs = parameters if only_these else None
+        self._table = LaneTable(engine.lanes.count, engine.world.device)
+        self._table_job: Job | None = None
+        self._buffers_job: Job | None = None
+        self._open_trees: list[GradientTree] = []  # during a lane of several backward passes
+        engine.buffers.begin()
+
+    def open_lane(self, lane: int, size: int) -> None:
+        self._lane = lane
+        self._size = size
+        self._is_complete = False
+        self._table.add_lane(lane, size)
+        self._engine.buffers.open_lane()
+
+    def backward(self, terms: Terms, *, more: bool) -> None:
+        if self._is_complete:
+            raise UserError("a second backward pass in one lane: say more=True in all but the lane's last")
+        self._is_complete = not more
+        self._table.record(self._lane, terms)
+        trees = self._engine.trees(self._parameters, len(terms))
+        if len(trees) > 1 and (more or self._open_trees):
+            raise UserError("a loss of several terms takes one backward pass in a lane: leave more=True away")
+        is_last = not more and self._lane == self._engine.own_lanes[-1]
+        if is_last:
+            self._share_table()
+        for number, (tree, (loss_sum, count)) in enumerate(zip(trees, terms.values(), strict=True)):
+            if not self._open_trees:
+                tree.open_lane(self._lane, one_pass=not more)
+            if is_last:
+                tree.overlap(self._divisor(number))
+            torch.autograd.backward(
+                loss_sum, self._seed(loss_sum, count), retain_graph=number < len(trees) - 1, inputs=self._inputs
+            )
+            if not more:
+                tree.close_lane()
+            if is_last:
+                # At once, because another term's gradients must not leave before it: on some rank they might not.
+                tree.send(self._divisor(number))
+        self._open_trees = trees if more else []
+
+    def close_lane(self) -> None:
+        if self._open_trees:
+            raise UserError("the lane's last backward pass said more=True, but none followed")
+        self._engine.buffers.close_lane(self._lane, self._size)
+
+    def end(self) -> None:
+        self._engine.buffers.check()
+        self._share_table()
+        if self._engine.channel is None or self._engine.exchange is None:
+            return
+        for number, tree in enumerate(self._all_trees()):
+            tree.send(self._divisor(number))
+        if self._engine.buffers.any_managed:
+            self._buffers_job = self._engine.channel.submit(self._exchange_buffers)
+
+    def finish(self) -> None:
+        for number, tree in enumerate(self._all_trees()):
+            others = [parameter.grad for parameter in self._parameters] if number else None
+            tree.finish(self._divisor(number))
+            if others is not None:
+                gradients = add_gradients(others, [parameter.grad for parameter in self._parameters])
+                for parameter, gradient in zip(self._parameters, gradients, strict=True):
+                    parameter.grad = gradient
+        if self._buffers_job is not None:
+            self._buffers_job.result()
+        elif self._engine.channel is None:
+            self._engine.buffers.combine()
+
+    def loss(self) -> Tensor:
+        return self._table.loss()
+
+    def _share_table(self) -> None:
+        """Ask for the other ranks' sums and counts; before the first gradients leave, because those wait for them."""
+        channel = self._engine.channel
+        if channel is not None and self._table_job is None:
+            self._table_job = channel.submit(self._exchange_table, self._table.local(), channel.group)
+
+    def _all_trees(self) -> list[GradientTree]:
+        if not self._table.names and self._table_job is not None:
+            self._table_job.result()  # no lane was run here: the other ranks know how many terms the loss has
+        return self._engine.trees(self._parameters, self._table.num_terms)
+
+    def _divisor(self, term: int) -> Divisor | None:
+        if self._engine.lanes.count == 1:
+            return None  # done by the backward pass, see _seed
+        return partial(self._table.divisor, term)
+
+    def _seed(self, loss_sum: Tensor, count: Count) -> Tensor | None:
+        """What the backward pass starts from. With a single lane its count is the step's, and dividing here is one
+        number's work instead of a pass over all gradients; else the step's count is not known yet."""
+        if self._engine.lanes.count > 1:
+            return None
+        return self._engine.reciprocal(loss_sum, count)
+
+    def _exchange_table(self, rows: Tensor, group: dist.ProcessGroup | None) -> None:
+        dist.all_reduce(rows, group=group)
+        self._table.complete(rows)
+
+    def _exchange_buffers(self) -> None:
+        engine = self._engine
+        assert engine.channel is not None and engine.exchange is not None
+        engine.buffers.exchange(engine.channel, engine.exchange, engine.lanes, self._table.sizes)
+
+
+def _refuse_collectives_in_forward(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.SyncBatchNorm):
+            raise UserError(
+                f"{name} is a SyncBatchNorm, whose statistics follow the number of processes: "
+                "use BatchNorm (lanes give it a fixed batch), or determinism=fast"
+            )

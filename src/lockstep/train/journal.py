@@ -1,0 +1,75 @@
+"""What a run leaves behind: its claim on the folder, rank 0's events, every rank's own log, and a trace if asked."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lockstep.engine.digest import State
+from lockstep.engine.trace import DigestTrace
+from lockstep.errors import UserError
+from lockstep.events.event import Events, Sink
+from lockstep.events.jsonl import JsonLines
+from lockstep.events.run_folder import Claim, RunFolder, Settings
+from lockstep.world.objects import broadcast_object
+from lockstep.world.world import World
+
+
+class Journal:
+    """Rank 0 alone writes what is shared; `sinks` (the terminal, loggers) are told there alone. No folder, no files."""
+
+    def __init__(self, folder: Path | None, world: World, sinks: Sequence[Sink], *, trace: bool) -> None:
+        self.folder = None if folder is None else RunFolder(folder)
+        self.events = Events()
+        self.rank_log = Events()
+        self._world = world
+        self._sinks = list(sinks) if world.is_main else []
+        self._wants_trace = trace
+        self._trace: DigestTrace | None = None
+        self._claim: Claim | None = None
+        self.is_open = False
+
+    def open(self, settings: Settings, facts: Mapping[str, Any]) -> None:
+        """Claim the folder. Until then nothing is written: a mistake found earlier leaves no trace."""
+        if self.is_open:
+            return
+        self.is_open = True
+        if self.folder is None:
+            self.events = Events(self._sinks)
+            return
+        attempt = self._claim_together(self.folder, settings, facts)
+        events_file = [JsonLines(self.folder.events)] if self._world.is_main else []
+        self.events = Events([*events_file, *self._sinks], attempt)
+        self.rank_log = Events([JsonLines(self.folder.rank_log(self._world.rank))], attempt)
+        if self._wants_trace and self._world.is_main:
+            self._trace = DigestTrace(self.folder.trace)
+
+    def trace(self, step: int, state: State) -> None:
+        if self._trace is not None:
+            self._trace.record(step, state)
+
+    @property
+    def is_tracing(self) -> bool:
+        return self._trace is not None
+
+    def close(self) -> None:
+        self.events.close()
+        self.rank_log.close()
+        if self._trace is not None:
+            self._trace.close()
+        if self._claim is not None:
+            self._claim.release()
+        self.is_open = False
+
+    def _claim_together(self, folder: RunFolder, settings: Settings, facts: Mapping[str, Any]) -> int:
+        """Rank 0 claims; all learn the attempt's number, or fail alike."""
+        answer: dict[str, Any] = {}
+        if self._world.is_main:
+            try:
+                self._claim = folder.claim(settings, facts)
+                answer = {"attempt": self._claim.attempt}
+            except UserError as error:
+                answer = {"refused": str(error)}
+        answer = broadcast_object(answer)
+        if "refused" in answer:
+            raise UserError(answer["refused"])
+        return int(answer["attempt"])

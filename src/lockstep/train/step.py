@@ -1,0 +1,128 @@
+"""One training step: this rank's lanes, the update that all ranks make together, and the loss over all of them."""
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from lockstep.data.batch import GlobalBatch
+from lockstep.engine.engine import Engine, LanePass
+from lockstep.engine.norm import clip_by_norm
+from lockstep.engine.table import Count, Term, Terms, as_terms
+from lockstep.errors import UserError
+from lockstep.world.randomness import key_of, seed_streams, seed_torch
+
+Models = nn.Module | Sequence[nn.Module]
+Loss = Callable[..., Term | Terms]
+"""`loss(model, batch)` → a sum and a count, or several by name; with `tail="pad"`, `loss(model, batch, weight)`."""
+
+
+class StepContext(NamedTuple):
+    """What all steps of a run have in common."""
+
+    engine: Engine
+    seed: int
+    clip_norm: float | None
+    parameters: Callable[[Models | None], list[Parameter]]
+
+
+class Step:
+    """What `run.steps(…)` yields. A step is one or more passes over its lanes, each ended by an update:
+
+    step.accumulate(loss, model)         # or: for batch in step.lanes: step.backward(*loss(model, batch))
+    step.update(optimizer)
+    """
+
+    def __init__(self, number: int, batch: GlobalBatch, context: StepContext) -> None:
+        self.number = number  # counts updates, from 1
+        self.batch = batch
+        self.weight: Tensor | None = None  # of the current lane's samples, where the loader pads
+        self.norm: Tensor | None = None  # of the gradients before clipping, where they are clipped
+        self.is_updated = False
+        self._context = context
+        self._passes: list[LanePass] = []  # begun and not yet used by an update
+        self._num_passes = 0
+        self._open: LanePass | None = None
+
+    @property
+    def epoch(self) -> int:
+        return self.batch.epoch
+
+    def every(self, steps: int) -> bool:
+        return self.number % steps == 0
+
+    @property
+    def lanes(self) -> Iterator[Any]:
+        """This rank's batches, for a loop of one's own; `backward` then concerns every prepared model."""
+        return self.lanes_of(None)
+
+    def lanes_of(self, model: Models | None) -> Iterator[Any]:
+        """The same, for the gradients of one model (or several) alone."""
+        number = self._num_passes
+        self._num_passes += 1
+        lane_pass = self._context.engine.start_pass(self._context.parameters(model))
+        for lane, data, size, weight in self.batch.lanes:
+            lane_pass.open_lane(lane, size)
+            if data is not None:
+                seed_streams(key_of(self._context.seed, "lane", self.batch.number, lane, number))
+                self.weight = weight
+                self._open = lane_pass
+                yield data
+                self._open = None
+            lane_pass.close_lane()
+        # What is drawn from here to the next lanes is the same on all ranks, whatever lanes they had.
+        seed_torch(key_of(self._context.seed, "step", self.batch.number, number))
+        lane_pass.end()
+        self._passes.append(lane_pass)
+
+    def accumulate(self, loss: Loss, model: Models) -> None:
+        """Run `loss(model, batch)` and its backward pass over this rank's lanes."""
+        for data in self.lanes_of(model):
+            result = loss(model, data) if self.weight is None else self._weighted(loss, model, data)
+            self.backward(result)
+
+    def backward(self, loss_sum: Tensor | Term | Terms, count: Count | None = None, *, more: bool = False) -> None:
+        """The backward pass of a lane's loss: its sum and its count, or terms by name.
+
+        Several in one lane add up, sums and counts; all but the last say `more=True`.
+        """
+        if self._open is None:
+            raise UserError("step.backward() belongs inside `for batch in step.lanes:`")
+        loss: Any = loss_sum if count is None else (loss_sum, count)
+        self._open.backward(as_terms(loss), more=more)
+
+    def update(self, *optimizers: Optimizer) -> None:
+        """Wait for all ranks' gradients, clip them, and let the optimizers step."""
+        if not self._passes:
+            raise UserError("step.update() without gradients: run step.accumulate(…), or all of step.lanes, before it")
+        for lane_pass in self._passes:
+            lane_pass.finish()
+        self._last_pass = self._passes[-1]
+        self._passes = []
+        if self._context.clip_norm is not None:
+            self.norm = clip_by_norm(_gradients(optimizers), self._context.clip_norm)
+        for optimizer in optimizers:
+            optimizer.step()
+        self.is_updated = True
+
+    @property
+    def loss(self) -> float:
+        """The loss over all lanes of all ranks, of the latest update; fetched from the device when it is read."""
+        if not self.is_updated:
+            raise UserError("step.loss is known after step.update()")
+        return self._last_pass.loss().item()
+
+    def _weighted(self, loss: Loss, model: Models, data: Any) -> Term | Terms:
+        if len(inspect.signature(loss).parameters) < 3:
+            raise UserError(
+                "tail=pad gives samples of weight zero, so the loss must take them: loss(model, batch, weight)"
+            )
+        return loss(model, data, self.weight)
+
+
+def _gradients(optimizers: Sequence[Optimizer]) -> list[Tensor]:
+    parameters = (p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"])
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]

@@ -1,0 +1,163 @@
+"""Data on several ranks: streams whose epochs end together, foreign loaders that stay together, shared-out samples."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Sampler, TensorDataset
+
+from lockstep.data.dataloaders import create_dataloaders_distributed
+from lockstep.data.foreign import rebuild
+from lockstep.data.iterable import IterableLaneLoader, merge_states
+from lockstep.data.loader import LaneLoader
+from lockstep.data.sampler import DistributedSampler
+from lockstep.testing import RanksFailed, ranks
+from lockstep.world.collectives import all_reduce
+from lockstep.world.objects import all_gather_object
+from lockstep.world.world import World
+from tests.unit.data.test_iterable import Cursors, Lines, Plain, read
+from tests.unit.data.test_samples import Augmented
+from tests.unit.data.test_workers import flat
+
+Batches = list[tuple[Any, ...]]
+
+# Lanes that end at different times, so that ranks alone would end their epochs at different batches.
+UNEVEN = {0: 9, 1: 4, 2: 5, 3: 7}
+
+
+def stream_of(kind: str) -> Any:
+    return {"lanes": lambda: Lines(lengths=UNEVEN), "cursors": Cursors, "plain": lambda: Plain(21)}[kind]()
+
+
+def open_stream(world: World, kind: str, tail: Any) -> IterableLaneLoader:
+    return IterableLaneLoader(stream_of(kind), 8, world, lanes=4, seed=1, tail=tail)
+
+
+def read_stream(world: World, kind: str, tail: str, stop: int) -> Batches:
+    return [read(batch) for batch in open_stream(world, kind, tail).batches(0, stop)]
+
+
+def united(parts: list[Batches]) -> Batches:
+    """All ranks' batches as one rank would have read them."""
+    batches = []
+    for of_ranks in zip(*parts, strict=True):
+        assert len({batch[:3] for batch in of_ranks}) == 1, f"number, epoch and size agree: {of_ranks}"
+        batches.append((*of_ranks[0][:3], [lane for batch in of_ranks for lane in batch[3]]))
+    return batches
+
+
+@pytest.mark.parametrize("tail", ["drop", "short"])
+@pytest.mark.parametrize("kind", ["lanes", "cursors", "plain"])
+def test_epochs_end_together_at_any_number_of_ranks(kind: str, tail: str) -> None:
+    alone = read_stream(World(), kind, tail, 9)
+    assert len({epoch for _, epoch, _, _ in alone}) > 1
+    for size in (2, 3):
+        assert united(ranks(size).run(read_stream, kind, tail, 9)) == alone
+
+
+def save_in_the_middle(world: World, kind: str, tail: str, stop: int) -> str:
+    loader = open_stream(world, kind, tail)
+    for _ in loader.batches(0, stop):
+        pass
+    return json.dumps(merge_states(all_gather_object(loader.state_dict())))
+
+
+def resume(world: World, kind: str, tail: str, state: str, stop: int) -> Batches:
+    loader = open_stream(world, kind, tail)
+    loader.load_state_dict(json.loads(state))
+    return [read(batch) for batch in loader.batches(json.loads(state)["number"], stop)]
+
+
+@pytest.mark.parametrize("tail", ["drop", "short"])
+@pytest.mark.parametrize("kind", ["lanes", "cursors", "plain"])
+def test_a_position_saved_at_one_number_of_ranks_is_resumed_at_another(kind: str, tail: str) -> None:
+    alone = read_stream(World(), kind, tail, 9)
+    for number in (1, 4):
+        state = ranks(3).run(save_in_the_middle, kind, tail, number)[0]
+        assert united(ranks(2).run(resume, kind, tail, state, 9)) == alone[number:]
+        assert resume(World(), kind, tail, state, 9) == alone[number:]
+
+
+def read_nothing(world: World) -> None:
+    lengths = {0: 8, 1: 8, 2: 8, 3: 1}  # only the last rank's lane is too short
+    next(IterableLaneLoader(Lines(lengths=lengths), 8, world, lanes=4).batches())
+
+
+def test_all_ranks_learn_that_a_stream_gives_no_batch() -> None:
+    with pytest.raises(RanksFailed, match="2 of 2 ranks failed") as caught:
+        ranks(2).run(read_nothing)
+    assert str(caught.value).count("UserError: epoch 0 of the iterable data set gave too few samples") == 2
+
+
+class Uneven(Sampler[int]):
+    """Rank 1 has fewer samples than the others."""
+
+    def __init__(self, rank: int, sized: bool) -> None:
+        self.length = 4 if rank == 1 else 8
+        self.sized = sized
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.length))
+
+    def __len__(self) -> int:
+        if not self.sized:
+            raise TypeError("no length")
+        return self.length
+
+
+def read_foreign(world: World, sized: bool) -> list[tuple[int, int, int, int]]:
+    loader = DataLoader(TensorDataset(torch.arange(8)), 2, sampler=Uneven(world.rank, sized))
+    batches = rebuild(loader, world, seed=0).batches(0, 5)
+    # A collective in each step, as training has: it hangs if the ranks come apart.
+    return [(batch.number, batch.epoch, batch.size, int(all_reduce(torch.tensor([batch.number])))) for batch in batches]
+
+
+@pytest.mark.parametrize("sized", [True, False])
+def test_foreign_loaders_of_different_lengths_stay_together(sized: bool) -> None:
+    for batches in ranks(3).run(read_foreign, sized):
+        assert batches == [(number, number // 2, 6, 3 * number) for number in range(5)]
+
+
+class Liar(Uneven):
+    def __len__(self) -> int:
+        return 8
+
+
+def read_a_liar(world: World) -> None:
+    loader = DataLoader(TensorDataset(torch.arange(8)), 2, sampler=Liar(world.rank, sized=True))
+    for batch in rebuild(loader, world, seed=0).batches(0, 5):
+        all_reduce(torch.tensor([batch.number]))
+
+
+def test_a_foreign_loader_that_ends_before_its_length_is_an_error() -> None:
+    with pytest.raises(RanksFailed, match="promised 4 batches and gave 2: the ranks would come apart"):
+        ranks(2).run(read_a_liar)
+
+
+def share_out(world: World) -> tuple[list[list[int]], list[int], list[int]]:
+    """Nothing is said about the world: it is the one this process has joined."""
+    dataset = TensorDataset(torch.arange(50))
+    loaders = create_dataloaders_distributed(dataset, TensorDataset(torch.arange(7)), batch_size=8, seed=3)
+    assert loaders.val is not None
+    train = [batch.tolist() for (batch,) in loaders.train]
+    validation = [index for (batch,) in loaders.val for index in batch.tolist()]
+    return train, validation, list(DistributedSampler(range(6)))
+
+
+def test_dataloaders_are_shared_out_over_the_ranks_there_are() -> None:
+    first, second = ranks(2).run(share_out)
+    alone = share_out(World())
+    assert [sorted(a + b) for a, b in zip(first[0], second[0], strict=True)] == [sorted(batch) for batch in alone[0]]
+    assert first[1] + second[1] == alone[1] == list(range(7))
+    assert [index for pair in zip(first[2], second[2], strict=True) for index in pair] == alone[2]
+
+
+def read_with_workers(world: World, workers: int) -> list[Any]:
+    loader = LaneLoader(Augmented(11), 8, world, lanes=4, tail="short", workers=workers)
+    return flat(list(loader.batches(0, 4)))
+
+
+def test_workers_in_several_ranks() -> None:
+    assert ranks(2).run(read_with_workers, 1) == ranks(2).run(read_with_workers, 0)

@@ -1,0 +1,112 @@
+"""Sums between ranks, with threads for ranks and queues for the network: the real ones are in tests/ranks."""
+
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import pairwise
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lockstep.data.lanes import Lanes, share_lanes
+from lockstep.engine.channel import Message
+from lockstep.engine.exchange import AlignedNodes, RecursiveHalving, choose_exchange, num_nodes
+from lockstep.engine.tree import TreeSum, leaf
+
+TIMEOUT_S = 20.0
+
+
+class Wires:
+    def __init__(self) -> None:
+        self.queues: dict[tuple[int, int], SimpleQueue[Tensor]] = defaultdict(SimpleQueue)
+
+
+class WiredChannel:
+    """What an exchange asks of a channel."""
+
+    def __init__(self, rank: int, wires: Wires) -> None:
+        self.rank = rank
+        self.bytes_sent = 0
+        self._wires = wires
+
+    def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+        for message in sends:
+            self.bytes_sent += message.tensor.nbytes
+            self._wires.queues[self.rank, message.peer].put(message.tensor.clone())
+        for message in receives:
+            message.tensor.copy_(self._wires.queues[message.peer, self.rank].get(timeout=TIMEOUT_S))
+
+    def scratch(self, like: Tensor, length: int) -> Tensor:
+        return like.new_empty(length)
+
+
+def sum_on_ranks(lanes: Lanes, leaves: Tensor, divisor: float = 1.0) -> tuple[list[Tensor], list[int]]:
+    """Each rank adds up its lanes, then all exchange; each rank's result, and the bytes it sent."""
+    wires = Wires()
+    channels: list[Any] = [WiredChannel(rank, wires) for rank in range(len(lanes.shares))]
+    results: dict[int, Tensor] = {}
+
+    def divide(part: Tensor, _start: int) -> None:
+        part.div_(divisor)
+
+    def run(rank: int) -> None:
+        sums: TreeSum[Tensor] = TreeSum(Tensor.add_)
+        for lane in lanes.of(rank):
+            sums.push(leaf(lane), leaves[lane].clone())
+        exchange = choose_exchange(channels[rank], rank, lanes)
+        results[rank] = exchange.sum([part for _, part in sums], divide)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(lanes.shares))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [results[rank] for rank in range(len(threads))], [channel.bytes_sent for channel in channels]
+
+
+def leaves_of(num_lanes: int, length: int) -> Tensor:
+    return torch.randn(num_lanes, length, generator=torch.Generator().manual_seed(1)) * 3
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 4), st.integers(1, 40), st.data())
+def test_the_sum_has_the_same_bits_at_any_number_of_ranks(levels: int, length: int, data: st.DataObject) -> None:
+    num_lanes = 2**levels
+    cuts = data.draw(st.sets(st.integers(1, max(1, num_lanes - 1)), max_size=min(6, num_lanes - 1)))
+    bounds = sorted({0, num_lanes, *(cut for cut in cuts if cut < num_lanes)})
+    lanes = Lanes(num_lanes, tuple(range(start, stop) for start, stop in pairwise(bounds)))
+    leaves = leaves_of(num_lanes, length)
+    ((alone,), _) = sum_on_ranks(share_lanes(num_lanes, 1), leaves, 7.0)
+    for result in sum_on_ranks(lanes, leaves, 7.0)[0]:
+        assert torch.equal(result, alone)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4, 8, 16])
+def test_a_power_of_two_sends_a_rings_bytes(num_ranks: int) -> None:
+    leaves = leaves_of(16, 480)
+    _, sent = sum_on_ranks(share_lanes(16, num_ranks), leaves)
+    ring = 2 * leaves[0].nbytes * (num_ranks - 1) // num_ranks
+    assert sent == [ring] * num_ranks
+
+
+@pytest.mark.parametrize("num_lanes", [4, 8, 16])
+def test_any_other_number_sends_at_most_a_third_more(num_lanes: int) -> None:
+    leaves = leaves_of(num_lanes, 5040)
+    for num_ranks in range(2, num_lanes + 1):
+        lanes = share_lanes(num_lanes, num_ranks)
+        _, sent = sum_on_ranks(lanes, leaves)
+        ring = 2 * leaves[0].nbytes * (num_ranks - 1)
+        assert sum(sent) <= 1.34 * ring
+        assert sum(sent) == pytest.approx(ring * (num_nodes(lanes) / num_ranks + 1) / 2, rel=1e-3)
+
+
+def test_the_algorithm_that_fits_is_chosen() -> None:
+    channel: Any = WiredChannel(0, Wires())
+    assert isinstance(choose_exchange(channel, 0, share_lanes(8, 4)), RecursiveHalving)
+    assert isinstance(choose_exchange(channel, 0, share_lanes(8, 3)), AlignedNodes)
+    assert isinstance(choose_exchange(channel, 0, share_lanes(8, 2, [1, 7])), AlignedNodes)

@@ -109,7 +109,7 @@ class GPT(nn.Module):
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(length))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        hidden = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1]))
+        hidden = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:
             hidden = block(hidden, src_mask=self.mask, is_causal=True)
         logits: Tensor = self.head(self.norm(hidden))
@@ -170,12 +170,12 @@ def gan() -> Workload:
 
         def critic_loss(critic: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, int]:
             (real,) = batch
-            fake = generator(torch.randn(len(real), 8))
+            fake = generator(torch.randn(len(real), 8, device=real.device))
             return (F.softplus(-critic(real)) + F.softplus(critic(fake))).sum(), len(real)
 
         def generator_loss(generator: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, int]:
             (real,) = batch
-            return F.softplus(-critic(generator(torch.randn(len(real), 8)))).sum(), len(real)
+            return F.softplus(-critic(generator(torch.randn(len(real), 8, device=real.device)))).sum(), len(real)
 
         def advance(step: Step) -> None:
             step.accumulate(critic_loss, critic)

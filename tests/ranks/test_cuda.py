@@ -42,6 +42,40 @@ if __name__ == "__main__":
 """
 
 
+BITS = """
+import os, sys
+rank = os.environ.get("RANK", "0")
+os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+if "nccl" in sys.argv:
+    os.environ |= {"NCCL_HOSTID": f"host{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+import torch, lockstep
+from tests.contracts.workloads import train
+
+def main(world):
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    for name in sys.argv[1].split(","):
+        trained = train(world, name, 5, {"global_batch": 32, "lanes": 8}, clip_norm=0.1)
+        sys.stdout.write(f"{name} {trained.digest}\\n")
+
+if __name__ == "__main__":
+    lockstep.launch(main, backend="nccl" if "nccl" in sys.argv else None)
+"""
+
+
+def test_the_same_bits_on_one_process_and_on_several_that_share_a_gpu(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(BITS)
+    names = ["mlp", "conv", "gpt", "gan", "awkward", "passes", "terms"]  # cuDNN's LSTM is not deterministic
+    reports = {}
+    for size, backend in ((1, "nccl"), (2, "nccl"), (3, "nccl"), (4, "nccl"), (2, "gloo")):
+        finished = run([*LOCKSTEP, "run", "-n", str(size), "script.py", ",".join(names), backend], tmp_path)
+        assert finished.code == 0, finished.err
+        reports[size, backend] = sorted(line for line in finished.out.splitlines() if line.split()[0] in names)
+    for (size, _), lines in reports.items():
+        assert sorted(set(lines)) == reports[1, "nccl"], reports
+        assert len(lines) == size * len(names)
+
+
 @pytest.mark.parametrize(("size", "argument"), [(2, "nccl"), (3, "nccl"), (2, "auto backend")])
 def test_several_processes_on_one_gpu(tmp_path: Path, size: int, argument: str) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)

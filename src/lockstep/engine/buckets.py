@@ -23,7 +23,6 @@ class Bucket(NamedTuple):
     num_gradients: int  # elements, gaps included
     length: int
     dtype: torch.dtype
-    device: torch.device
 
     def views(self, flat: Tensor) -> list[Tensor]:
         return [
@@ -31,8 +30,8 @@ class Bucket(NamedTuple):
             for offset, shape in zip(self.offsets, self.shapes, strict=True)
         ]
 
-    def new_buffer(self) -> Tensor:
-        return torch.empty(self.length, dtype=self.dtype, device=self.device)
+    def new_buffer(self, device: torch.device) -> Tensor:
+        return torch.empty(self.length, dtype=self.dtype, device=device)
 
     def pack(self, gradients: Sequence[Tensor | None], flat: Tensor) -> None:
         """Copy gradients into a buffer; a missing one counts as zeros."""
@@ -52,14 +51,14 @@ def make_buckets(parameters: Sequence[Parameter], bucket_bytes: int) -> list[Buc
     The first bucket is a quarter as large, so that the exchange starts early.
     """
     buckets: list[Bucket] = []
-    open_buckets: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    open_buckets: dict[torch.dtype, list[int]] = {}
     limit = bucket_bytes // 4
     for index in reversed(range(len(parameters))):
         parameter = parameters[index]
-        indices = open_buckets.setdefault((parameter.dtype, parameter.device), [])
+        indices = open_buckets.setdefault(parameter.dtype, [])
         indices.append(index)
         if sum(parameters[i].nbytes for i in indices) >= limit:
-            buckets.append(_lay_out(parameters, open_buckets.pop((parameter.dtype, parameter.device))))
+            buckets.append(_lay_out(parameters, open_buckets.pop(parameter.dtype)))
             limit = bucket_bytes
     buckets += [_lay_out(parameters, indices) for indices in open_buckets.values()]
     return buckets
@@ -79,5 +78,4 @@ def _lay_out(parameters: Sequence[Parameter], indices: Sequence[int]) -> Bucket:
         num_gradients=end,
         length=end + len(indices),
         dtype=first.dtype,
-        device=first.device,
     )

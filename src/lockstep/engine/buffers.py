@@ -103,16 +103,18 @@ class LaneBuffers:
     def exchange(self, channel: Channel, exchange: Exchange, lanes: Lanes, sizes: Sequence[int]) -> None:
         """Combine with the other ranks' lanes, on the channel's thread; then write the result."""
         if self._slots["mean"]:
-            self._set_means(exchange.sum([part for _, part in self._means], _nothing))
+            self._set_means(exchange.sum([part.to(channel.carrier) for _, part in self._means], _nothing))
         for index, slot in enumerate(self._slots["max"]):
             lowest = _lowest(slot.tensor) if self._maxima is None else self._maxima[index]
-            dist.all_reduce(lowest, dist.ReduceOp.MAX, channel.group)
-            slot.tensor.copy_(lowest)
+            shared = lowest.to(channel.carrier)
+            dist.all_reduce(shared, dist.ReduceOp.MAX, channel.group)
+            slot.tensor.copy_(shared)
         owner = lanes.owner(next(lane for lane, size in enumerate(sizes) if size))
         for index, slot in enumerate(self._slots["first"]):
             value = slot.tensor if self._first is None else self._first[index]
-            dist.broadcast(value, owner, channel.group)
-            slot.tensor.copy_(value)
+            shared = value.to(channel.carrier)
+            dist.broadcast(shared, owner, channel.group)
+            slot.tensor.copy_(shared)
 
     def combine(self) -> None:
         """The same with all lanes on this rank."""
@@ -141,7 +143,7 @@ class LaneBuffers:
         offset = 0
         for slot in self._slots["mean"]:
             tensor, length = slot.tensor, slot.tensor.numel()
-            change = mean_change[offset : offset + length].view_as(tensor)
+            change = mean_change[offset : offset + length].view_as(tensor).to(tensor.device)
             tensor.copy_(self._base[slot].double() + change)
             offset += length
 

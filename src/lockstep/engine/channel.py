@@ -50,7 +50,9 @@ class Channel:
         # A daemon: a rank that fails must be able to leave, even while this waits for one that will never answer.
         self._thread = Thread(target=self._work, name="lockstep-channel", daemon=True)
         self._thread.start()
-        self._on_cuda = world.device.type == "cuda"
+        # What travels lies where the backend can take it from: gloo sends from main memory only.
+        self.carrier = torch.device("cpu") if world.backend == "gloo" else world.device
+        self._on_cuda = self.carrier.type == "cuda"
         self._stream = torch.cuda.Stream(world.device) if self._on_cuda else None  # type: ignore[no-untyped-call]
         self._scratch: dict[tuple[torch.dtype, torch.device], Tensor] = {}
         self.bytes_sent = 0

@@ -96,7 +96,7 @@ class FastPass:
         self._engine.share_buffers()
         if self._engine.world.size == 1:
             gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-            torch._foreach_div_(gradients, self._divisor())
+            torch._foreach_mul_(gradients, self._scale())
 
     def loss(self) -> Tensor:
         return self._table.loss()
@@ -107,14 +107,14 @@ class FastPass:
             self._rows = self._table.local()
             self._work = dist.all_reduce(self._rows, async_op=True)
         self._is_shared = True
-        return self._replicas.synchronising(loss_sum, self._divisor)
+        return self._replicas.synchronising(loss_sum, self._scale)
 
-    def _divisor(self) -> Tensor | float:
+    def _scale(self) -> Tensor | float:
         if self._work is not None and self._rows is not None:
             self._work.wait()
             self._table.complete(self._rows)
             self._work = None
-        return self._table.divisor(0)
+        return self._table.scale(0)
 
 
 class _Outside(nn.Module):
@@ -135,7 +135,7 @@ class _Replicas:
     """
 
     def __init__(self, parameters: Sequence[Parameter], world: World, find_unused_parameters: bool) -> None:
-        self._divisor: Callable[[], Tensor | float] = float
+        self._scale: Callable[[], Tensor | float] = float
         self._ddp: nn.Module = _Outside(parameters)
         if world.size > 1:
             ddp = DistributedDataParallel(
@@ -143,17 +143,17 @@ class _Replicas:
                 gradient_as_bucket_view=True,
                 find_unused_parameters=find_unused_parameters,
             )
-            ddp.register_comm_hook(None, self._sum_and_divide)
+            ddp.register_comm_hook(None, self._scale_and_sum)
             self._ddp = ddp
 
-    def synchronising(self, loss_sum: Tensor, divisor: Callable[[], Tensor | float]) -> Tensor:
-        """The same loss; its backward pass leaves the gradients summed over all ranks and divided."""
-        self._divisor = divisor
+    def synchronising(self, loss_sum: Tensor, scale: Callable[[], Tensor | float]) -> Tensor:
+        """The same loss; its backward pass leaves the gradients scaled and summed over all ranks."""
+        self._scale = scale
         shared: Tensor = self._ddp(loss_sum)
         return shared
 
-    def _sum_and_divide(self, _state: object, bucket: GradBucket) -> Future[Tensor]:
-        flat = bucket.buffer().div_(self._divisor())
+    def _scale_and_sum(self, _state: object, bucket: GradBucket) -> Future[Tensor]:
+        flat = bucket.buffer().mul_(self._scale())
         work = dist.all_reduce(flat, async_op=True)
         assert work is not None
         summed: Future[Tensor] = work.get_future().then(lambda future: future.value()[0])

@@ -21,7 +21,7 @@ from lockstep.errors import LockstepError
 
 Gradients = list[Tensor | None]  # of a bucket's parameters; None: not used
 Partial = list[Gradients | None]  # by bucket; None: already on its way to the other ranks
-Divisor = Callable[[], Tensor | float]  # a count that is asked for when it is needed
+Scale = Callable[[], Tensor | float]  # one over a count, asked for when it is needed
 
 
 class GradientTree(ABC):
@@ -65,15 +65,15 @@ class GradientTree(ABC):
         self._sums.push(self._node, [self._taken(bucket) for bucket in range(len(self._members))])
         self._sibling = None
 
-    def overlap(self, divisor: Divisor | None) -> None:  # noqa: B027
+    def overlap(self, scale: Scale | None) -> None:  # noqa: B027
         """The backward pass that follows is this rank's last."""
 
-    def send(self, divisor: Divisor | None) -> None:  # noqa: B027
+    def send(self, scale: Scale | None) -> None:  # noqa: B027
         """All lanes are closed: what has to travel leaves now, if it has not left yet."""
 
     @abstractmethod
-    def finish(self, divisor: Divisor | None) -> None:
-        """Leave in `.grad` the sum over all lanes of all ranks, divided; None where no lane used the parameter."""
+    def finish(self, scale: Scale | None) -> None:
+        """Leave in `.grad` the sum over all lanes of all ranks, scaled; None where no lane used the parameter."""
 
     def close(self) -> None:  # noqa: B027
         """Let go of the parameters."""
@@ -101,15 +101,15 @@ class OneRankGradients(GradientTree):
     def __init__(self, parameters: Sequence[Parameter], lanes: range) -> None:
         super().__init__([parameters], lanes)
 
-    def finish(self, divisor: Divisor | None) -> None:
+    def finish(self, scale: Scale | None) -> None:
         self._skip_to(self._lanes.stop)
         (gradients,) = self._sums.total()
         self._begin()
         assert gradients is not None
         for parameter, gradient in zip(self._members[0], gradients, strict=True):
             parameter.grad = gradient
-        if divisor is not None:
-            torch._foreach_div_([gradient for gradient in gradients if gradient is not None], divisor())
+        if scale is not None:
+            torch._foreach_mul_([gradient for gradient in gradients if gradient is not None], scale())
 
 
 class ManyRanksGradients(GradientTree):
@@ -128,37 +128,37 @@ class ManyRanksGradients(GradientTree):
         self._channel = channel
         self._exchange = exchange
         # Kept from step to step: fresh memory would cost more than the copying, in page faults.
-        self._buffers = [[bucket.new_buffer() for _ in cover(lanes)] for bucket in buckets]
+        self._buffers = [[bucket.new_buffer(channel.carrier) for _ in cover(lanes)] for bucket in buckets]
         self._pending: list[int] | None = None  # by bucket: gradients still to come in the last backward pass
         self._sent: list[tuple[Job, list[bool]]] = []  # by bucket: where it is, and which parameters were used here
-        self._divisor: Divisor | None = None
+        self._scale: Scale | None = None
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, bucket))  # type: ignore[no-untyped-call]
             for bucket, members in enumerate(self._members)
             for parameter in members
         ]
 
-    def overlap(self, divisor: Divisor | None) -> None:
-        self._divisor = divisor
+    def overlap(self, scale: Scale | None) -> None:
+        self._scale = scale
         self._pending = [len(members) for members in self._members]
 
     def close_lane(self) -> None:
         self._pending = None
         super().close_lane()
 
-    def send(self, divisor: Divisor | None) -> None:
-        self._divisor = divisor
+    def send(self, scale: Scale | None) -> None:
+        self._scale = scale
         self._skip_to(self._lanes.stop)
         self._next_lane = self._lanes.stop
         while len(self._sent) < len(self._buckets):
             self._send_next(list(self._sums))
 
-    def finish(self, divisor: Divisor | None) -> None:
-        self.send(divisor)
+    def finish(self, scale: Scale | None) -> None:
+        self.send(scale)
         for bucket, members, (job, used_here) in zip(self._buckets, self._members, self._sent, strict=True):
             flat: Tensor = job.result()
             for parameter, view in zip(members, bucket.views(flat), strict=True):
-                parameter.grad = view
+                parameter.grad = view.to(parameter.device)
             if not all(used_here):
                 used = flat[bucket.num_gradients :].tolist()
                 for parameter, num_ranks in zip(members, used, strict=True):
@@ -207,11 +207,11 @@ class ManyRanksGradients(GradientTree):
             self._sibling[number] = None
         for parameter in self._members[number]:
             parameter.grad = None
-        self._sent.append((self._channel.submit(self._exchange.sum, parts, partial(self._divide, bucket)), used))
+        self._sent.append((self._channel.submit(self._exchange.sum, parts, partial(self._scale_sum, bucket)), used))
 
-    def _divide(self, bucket: Bucket, summed: Tensor, start: int) -> None:
-        if self._divisor is not None:
-            summed[: max(0, bucket.num_gradients - start)].div_(self._divisor())
+    def _scale_sum(self, bucket: Bucket, summed: Tensor, start: int) -> None:
+        if self._scale is not None:
+            summed[: max(0, bucket.num_gradients - start)].mul_(self._scale())
 
 
 def _add_partials(left: Partial, right: Partial) -> Partial:

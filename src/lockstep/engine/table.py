@@ -98,12 +98,15 @@ class LaneTable:
         """Each lane's number of samples."""
         return [int(size) for size in self._all_rows[:, _SIZE].tolist()]
 
-    def divisor(self, term: int) -> Tensor | float:
-        """A term's count over all lanes, to divide by: where nothing was counted the sums are zero too, and stay so."""
+    def scale(self, term: int) -> Tensor | float:
+        """One over a term's count over all lanes; where nothing was counted the sums are zero too, and stay so.
+
+        To multiply by: torch does not divide by a number and by a tensor in the same way on every device.
+        """
         counts = [row.counts[term] for row in self._rows.values() if row.counts]
         if self._shared is None and not any(isinstance(count, Tensor) for count in counts):
-            return float(sum(counts)) or 1.0  # all lanes are here, and no tensor needs to be made
-        return nonzero(self._all_rows[:, _FIRST_COUNT + term].sum())
+            return 1.0 / (float(sum(counts)) or 1.0)  # all lanes are here, and no tensor needs to be made
+        return 1.0 / nonzero(self._all_rows[:, _FIRST_COUNT + term].sum())
 
     def loss(self) -> Tensor:
         """Each term's sum over its count, added up."""

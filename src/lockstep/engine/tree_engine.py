@@ -13,7 +13,7 @@ from lockstep.engine.buckets import make_buckets
 from lockstep.engine.buffers import LaneBuffers, Rule
 from lockstep.engine.channel import Channel, Job
 from lockstep.engine.exchange import choose_exchange
-from lockstep.engine.gradients import Divisor, GradientTree, ManyRanksGradients, OneRankGradients, add_gradients
+from lockstep.engine.gradients import GradientTree, ManyRanksGradients, OneRankGradients, Scale, add_gradients
 from lockstep.engine.table import Count, LaneTable, Terms, nonzero
 from lockstep.errors import UserError
 from lockstep.world.world import World
@@ -39,6 +39,7 @@ class TreeEngine:
         self.lanes = lanes
         self.own_lanes = lanes.of(world.rank)
         self.channel = Channel(world) if world.size > 1 else None
+        self.carrier = world.device if self.channel is None else self.channel.carrier
         self.exchange = None if self.channel is None else choose_exchange(self.channel, world.rank, lanes)
         self.buffers = LaneBuffers(models, buffer_rules)
         self._bucket_bytes = bucket_bytes
@@ -91,7 +92,7 @@ class TreePass:
         self._engine = engine
         self._parameters = parameters
         self._inputs = parameters if only_these else None
-        self._table = LaneTable(engine.lanes.count, engine.world.device)
+        self._table = LaneTable(engine.lanes.count, engine.carrier)
         self._table_job: Job | None = None
         self._buffers_job: Job | None = None
         self._open_trees: list[GradientTree] = []  # during a lane of several backward passes
@@ -119,7 +120,7 @@ class TreePass:
             if not self._open_trees:
                 tree.open_lane(self._lane, one_pass=not more)
             if is_last:
-                tree.overlap(self._divisor(number))
+                tree.overlap(self._scale(number))
             torch.autograd.backward(
                 loss_sum, self._seed(loss_sum, count), retain_graph=number < len(trees) - 1, inputs=self._inputs
             )
@@ -127,7 +128,7 @@ class TreePass:
                 tree.close_lane()
             if is_last:
                 # At once, because another term's gradients must not leave before it: on some rank they might not.
-                tree.send(self._divisor(number))
+                tree.send(self._scale(number))
         self._open_trees = trees if more else []
 
     def close_lane(self) -> None:
@@ -141,14 +142,14 @@ class TreePass:
         if self._engine.channel is None or self._engine.exchange is None:
             return
         for number, tree in enumerate(self._all_trees()):
-            tree.send(self._divisor(number))
+            tree.send(self._scale(number))
         if self._engine.buffers.any_managed:
             self._buffers_job = self._engine.channel.submit(self._exchange_buffers)
 
     def finish(self) -> None:
         for number, tree in enumerate(self._all_trees()):
             others = [parameter.grad for parameter in self._parameters] if number else None
-            tree.finish(self._divisor(number))
+            tree.finish(self._scale(number))
             if others is not None:
                 gradients = add_gradients(others, [parameter.grad for parameter in self._parameters])
                 for parameter, gradient in zip(self._parameters, gradients, strict=True):
@@ -172,10 +173,10 @@ class TreePass:
             self._table_job.result()  # no lane was run here: the other ranks know how many terms the loss has
         return self._engine.trees(self._parameters, self._table.num_terms)
 
-    def _divisor(self, term: int) -> Divisor | None:
+    def _scale(self, term: int) -> Scale | None:
         if self._engine.lanes.count == 1:
             return None  # done by the backward pass, see _seed
-        return partial(self._table.divisor, term)
+        return partial(self._table.scale, term)
 
     def _seed(self, loss_sum: Tensor, count: Count) -> Tensor | None:
         """What the backward pass starts from. With a single lane its count is the step's, and dividing here is one

@@ -43,7 +43,7 @@ class Step:
         self.norm: Tensor | None = None  # of the gradients before clipping, where they are clipped
         self.is_updated = False
         self._context = context
-        self._passes: list[LanePass] = []  # begun and not yet used by an update
+        self._passes: list[_Pending] = []
         self._num_passes = 0
         self._open: LanePass | None = None
 
@@ -63,7 +63,12 @@ class Step:
         """The same, for the gradients of one model (or several) alone."""
         number = self._num_passes
         self._num_passes += 1
-        lane_pass = self._context.engine.start_pass(self._context.parameters(model))
+        parameters = self._context.parameters(model)
+        for earlier in self._passes:
+            if not earlier.parameters.isdisjoint(parameters):
+                raise UserError("a second pass over the same model before step.update(): the first would be lost")
+            earlier.lane_pass.finish()  # this one may need the buffers it leaves
+        lane_pass = self._context.engine.start_pass(parameters)
         for lane, data, size, weight in self.batch.lanes:
             lane_pass.open_lane(lane, size)
             if data is not None:
@@ -76,7 +81,7 @@ class Step:
         # What is drawn from here to the next lanes is the same on all ranks, whatever lanes they had.
         seed_torch(key_of(self._context.seed, "step", self.batch.number, number))
         lane_pass.end()
-        self._passes.append(lane_pass)
+        self._passes.append(_Pending(lane_pass, frozenset(parameters)))
 
     def accumulate(self, loss: Loss, model: Models) -> None:
         """Run `loss(model, batch)` and its backward pass over this rank's lanes."""
@@ -98,9 +103,8 @@ class Step:
         """Wait for all ranks' gradients, clip them, and let the optimizers step."""
         if not self._passes:
             raise UserError("step.update() without gradients: run step.accumulate(…), or all of step.lanes, before it")
-        for lane_pass in self._passes:
-            lane_pass.finish()
-        self._last_pass = self._passes[-1]
+        self._last_pass = self._passes[-1].lane_pass
+        self._last_pass.finish()
         self._passes = []
         if self._context.clip_norm is not None:
             self.norm = clip_by_norm(_gradients(optimizers), self._context.clip_norm)
@@ -121,6 +125,13 @@ class Step:
                 "tail=pad gives samples of weight zero, so the loss must take them: loss(model, batch, weight)"
             )
         return loss(model, data, self.weight)
+
+
+class _Pending(NamedTuple):
+    """A pass over the lanes whose gradients no update has used yet."""
+
+    lane_pass: LanePass
+    parameters: frozenset[Parameter]
 
 
 def _gradients(optimizers: Sequence[Optimizer]) -> list[Tensor]:

@@ -55,6 +55,8 @@ class LaneBuffers:
         if unmatched:
             raise UserError(f"buffers: {sorted(unmatched)[0]!r} matches no buffer of the model")
         self._managed = [slot for slots in self._slots.values() for slot in slots]
+        self._versions: list[tuple[Tensor, int]] = []
+        self._is_changed = False
         self._steps = 0
 
     @property
@@ -63,6 +65,8 @@ class LaneBuffers:
 
     def begin(self) -> None:
         """A step begins: remember the values every lane is to start from."""
+        if not (self._managed or self._fixed):
+            return
         self._base = {slot: slot.tensor.clone() for slot in self._managed}
         self._is_changed = False
         self._means: TreeSum[Tensor] = TreeSum(Tensor.add_)
@@ -79,6 +83,8 @@ class LaneBuffers:
 
     def close_lane(self, lane: int, size: int) -> None:
         """Take in what the lane has left; an empty lane adds nothing."""
+        if not self._managed:
+            return
         if self._slots["mean"]:
             self._means.push(leaf(lane), self._weighted_change(size))
         if size == 0:
@@ -92,6 +98,8 @@ class LaneBuffers:
 
     def check(self) -> None:
         """All lanes are done: none may have touched a buffer for which there is no rule."""
+        if not self._fixed:
+            return
         for number, (slot, (tensor, version)) in enumerate(zip(self._fixed, self._versions, strict=True)):
             same = slot.tensor is tensor and tensor._version == version
             if not same or (self._copies and not torch.equal(slot.tensor, self._copies[number])):
@@ -118,6 +126,8 @@ class LaneBuffers:
 
     def combine(self) -> None:
         """The same with all lanes on this rank."""
+        if not self._managed:
+            return
         if self._slots["mean"]:
             self._set_means(self._means.total())
         for index, slot in enumerate(self._slots["max"]):

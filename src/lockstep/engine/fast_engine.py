@@ -4,7 +4,7 @@ The same samples and the same normalisation as in lockstep mode; sums are taken 
 bits may follow the number of ranks.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -15,6 +15,7 @@ from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.data.lanes import Lanes
+from lockstep.engine.gradients import Scale, scale_gradients
 from lockstep.engine.table import LaneTable, Terms
 from lockstep.errors import UserError
 from lockstep.world.collectives import broadcast
@@ -96,7 +97,7 @@ class FastPass:
         self._engine.share_buffers()
         if self._engine.world.size == 1:
             gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-            torch._foreach_mul_(gradients, self._scale())
+            scale_gradients(gradients, self._scale())
 
     def loss(self) -> Tensor:
         return self._table.loss()
@@ -109,7 +110,7 @@ class FastPass:
         self._is_shared = True
         return self._replicas.synchronising(loss_sum, self._scale)
 
-    def _scale(self) -> Tensor | float:
+    def _scale(self) -> Tensor:
         if self._work is not None and self._rows is not None:
             self._work.wait()
             self._table.complete(self._rows)
@@ -135,7 +136,7 @@ class _Replicas:
     """
 
     def __init__(self, parameters: Sequence[Parameter], world: World, find_unused_parameters: bool) -> None:
-        self._scale: Callable[[], Tensor | float] = float
+        self._scale: Scale | None = None
         self._ddp: nn.Module = _Outside(parameters)
         if world.size > 1:
             ddp = DistributedDataParallel(
@@ -146,14 +147,16 @@ class _Replicas:
             ddp.register_comm_hook(None, self._scale_and_sum)
             self._ddp = ddp
 
-    def synchronising(self, loss_sum: Tensor, scale: Callable[[], Tensor | float]) -> Tensor:
+    def synchronising(self, loss_sum: Tensor, scale: Scale) -> Tensor:
         """The same loss; its backward pass leaves the gradients scaled and summed over all ranks."""
         self._scale = scale
         shared: Tensor = self._ddp(loss_sum)
         return shared
 
     def _scale_and_sum(self, _state: object, bucket: GradBucket) -> Future[Tensor]:
-        flat = bucket.buffer().mul_(self._scale())
+        assert self._scale is not None
+        flat = bucket.buffer()
+        scale_gradients([flat], self._scale())
         work = dist.all_reduce(flat, async_op=True)
         assert work is not None
         summed: Future[Tensor] = work.get_future().then(lambda future: future.value()[0])

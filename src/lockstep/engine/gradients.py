@@ -21,7 +21,7 @@ from lockstep.errors import LockstepError
 
 Gradients = list[Tensor | None]  # of a bucket's parameters; None: not used
 Partial = list[Gradients | None]  # by bucket; None: already on its way to the other ranks
-Scale = Callable[[], Tensor | float]  # one over a count, asked for when it is needed
+Scale = Callable[[], Tensor]  # one over a count, asked for when it is needed
 
 
 class GradientTree(ABC):
@@ -109,7 +109,7 @@ class OneRankGradients(GradientTree):
         for parameter, gradient in zip(self._members[0], gradients, strict=True):
             parameter.grad = gradient
         if scale is not None:
-            torch._foreach_mul_([gradient for gradient in gradients if gradient is not None], scale())
+            scale_gradients([gradient for gradient in gradients if gradient is not None], scale())
 
 
 class ManyRanksGradients(GradientTree):
@@ -211,7 +211,20 @@ class ManyRanksGradients(GradientTree):
 
     def _scale_sum(self, bucket: Bucket, summed: Tensor, start: int) -> None:
         if self._scale is not None:
-            summed[: max(0, bucket.num_gradients - start)].mul_(self._scale())
+            scale_gradients([summed[: max(0, bucket.num_gradients - start)]], self._scale())
+
+
+def scale_gradients(gradients: list[Tensor], scale: Tensor) -> None:
+    """Multiply by a number, in place, with the same bits whether it happens tensor by tensor or in a flat buffer.
+
+    Torch rounds a number differently where it meets low precision as a number, as a tensor or in a list, and does not
+    divide by all of them alike either: so the number is a tensor always, and low precision is multiplied in fp32.
+    """
+    if all(gradient.dtype in (torch.float32, torch.float64) for gradient in gradients):
+        torch._foreach_mul_(gradients, scale)
+        return
+    for gradient in gradients:
+        gradient.copy_(gradient.to(torch.promote_types(gradient.dtype, torch.float32)).mul_(scale))
 
 
 def _add_partials(left: Partial, right: Partial) -> Partial:

@@ -21,18 +21,16 @@ _NUM_COLUMNS = _FIRST_SUM + MAX_TERMS
 
 def as_terms(loss: Term | Terms) -> Terms:
     """Both forms a loss can have: (sum, count), or terms by name with a count each."""
-    if isinstance(loss, Mapping):
-        terms: Terms = loss
-    elif isinstance(loss, tuple) and len(loss) == 2:
-        terms = {ONLY_TERM: loss}
-    else:
+    if isinstance(loss, tuple) and len(loss) == 2:
+        return {ONLY_TERM: loss}
+    if not isinstance(loss, Mapping):
         raise UserError(
             f"a loss is a sum and a count, (sum, count) or {{name: (sum, count), …}}, not a {type(loss).__name__}: "
             "return the sum over the samples and their number"
         )
-    if not 1 <= len(terms) <= MAX_TERMS:
-        raise UserError(f"a loss has 1 to {MAX_TERMS} terms, not {len(terms)}: add up those with the same count")
-    return terms
+    if not 1 <= len(loss) <= MAX_TERMS:
+        raise UserError(f"a loss has 1 to {MAX_TERMS} terms, not {len(loss)}: add up those with the same count")
+    return loss
 
 
 def nonzero(counts: Tensor) -> Tensor:
@@ -55,16 +53,18 @@ class LaneTable:
 
     def record(self, lane: int, terms: Terms) -> None:
         """What several backward passes record for one lane adds up."""
-        self.names = self.names or tuple(terms)
-        if tuple(terms) != self.names:
-            raise UserError(f"loss terms {list(terms)} after {list(self.names)}: the same names, in the same order")
-        sums = [loss_sum.detach() for loss_sum, _ in terms.values()]
-        counts = [count for _, count in terms.values()]
+        names = tuple(terms)
+        if names != (self.names or names):
+            raise UserError(f"loss terms {list(names)} after {list(self.names)}: the same names, in the same order")
+        self.names = names
         row = self._rows[lane]
-        if row.sums:
-            sums = [before + now for before, now in zip(row.sums, sums, strict=True)]
-            counts = [before + now for before, now in zip(row.counts, counts, strict=True)]
-        self._rows[lane] = _Row(row.size, sums, counts)
+        for number, (loss_sum, count) in enumerate(terms.values()):
+            if len(row.sums) == number:
+                row.sums.append(loss_sum.detach())
+                row.counts.append(count)
+            else:
+                row.sums[number] = row.sums[number] + loss_sum.detach()
+                row.counts[number] += count
 
     def local(self) -> Tensor:
         """The table in fp64, with this rank's rows only; zeros elsewhere."""
@@ -98,14 +98,12 @@ class LaneTable:
         """Each lane's number of samples."""
         return [int(size) for size in self._all_rows[:, _SIZE].tolist()]
 
-    def scale(self, term: int) -> Tensor | float:
-        """One over a term's count over all lanes; where nothing was counted the sums are zero too, and stay so.
-
-        To multiply by: torch does not divide by a number and by a tensor in the same way on every device.
-        """
+    def scale(self, term: int) -> Tensor:
+        """One over a term's count over all lanes; where nothing was counted the sums are zero too, and stay so."""
         counts = [row.counts[term] for row in self._rows.values() if row.counts]
         if self._shared is None and not any(isinstance(count, Tensor) for count in counts):
-            return 1.0 / (float(sum(counts)) or 1.0)  # all lanes are here, and no tensor needs to be made
+            # All lanes are here: no table needs to be made.
+            return torch.tensor(1.0 / (sum(counts) or 1), dtype=torch.float64, device=self._device)
         return 1.0 / nonzero(self._all_rows[:, _FIRST_COUNT + term].sum())
 
     def loss(self) -> Tensor:

@@ -38,6 +38,7 @@ class TreeEngine:
         self.world = world
         self.lanes = lanes
         self.own_lanes = lanes.of(world.rank)
+        self.last_lane = self.own_lanes[-1]
         self.channel = Channel(world) if world.size > 1 else None
         self.carrier = world.device if self.channel is None else self.channel.carrier
         self.exchange = None if self.channel is None else choose_exchange(self.channel, world.rank, lanes)
@@ -49,8 +50,10 @@ class TreeEngine:
 
     def start_pass(self, parameters: Sequence[Parameter]) -> "TreePass":
         """Gradients of these parameters; those of other parameters are left alone."""
-        num_trainable = sum(parameter.requires_grad for parameter in self._all_parameters)
-        return TreePass(self, parameters, only_these=len(parameters) < num_trainable)
+        only_these = len(parameters) < len(self._all_parameters) and len(parameters) < sum(
+            parameter.requires_grad for parameter in self._all_parameters
+        )
+        return TreePass(self, parameters, only_these)
 
     def trees(self, parameters: Sequence[Parameter], num_terms: int) -> list[GradientTree]:
         """A tree for each term of the loss."""
@@ -95,7 +98,9 @@ class TreePass:
         self._table = LaneTable(engine.lanes.count, engine.carrier)
         self._table_job: Job | None = None
         self._buffers_job: Job | None = None
-        self._open_trees: list[GradientTree] = []  # during a lane of several backward passes
+        self._trees: list[GradientTree] = []  # one for each term of the loss, once that is known
+        self._has_more = False  # another backward pass is to follow in the open lane
+        self._is_scaled = False  # by the backward pass itself
         engine.buffers.begin()
 
     def open_lane(self, lane: int, size: int) -> None:
@@ -108,31 +113,38 @@ class TreePass:
     def backward(self, terms: Terms, *, more: bool) -> None:
         if self._is_complete:
             raise UserError("a second backward pass in one lane: say more=True in all but the lane's last")
+        is_only = not more and not self._has_more
+        if len(terms) > 1 and not is_only:
+            raise UserError("a loss of several terms takes one backward pass in a lane: leave more=True away")
         self._is_complete = not more
         self._table.record(self._lane, terms)
-        trees = self._engine.trees(self._parameters, len(terms))
-        if len(trees) > 1 and (more or self._open_trees):
-            raise UserError("a loss of several terms takes one backward pass in a lane: leave more=True away")
-        is_last = not more and self._lane == self._engine.own_lanes[-1]
+        self._trees = self._trees or self._engine.trees(self._parameters, len(terms))
+        # With a single lane its count is the step's, and scaling here is one number's work instead of a pass over all
+        # gradients. With several, the step's count is not known yet.
+        self._is_scaled = is_only and self._engine.lanes.count == 1
+        is_last = not more and self._lane == self._engine.last_lane
         if is_last:
             self._share_table()
-        for number, (tree, (loss_sum, count)) in enumerate(zip(trees, terms.values(), strict=True)):
-            if not self._open_trees:
-                tree.open_lane(self._lane, one_pass=not more)
+        for number, (tree, (loss_sum, count)) in enumerate(zip(self._trees, terms.values(), strict=True)):
+            if not self._has_more:
+                tree.open_lane(self._lane, one_pass=is_only)
             if is_last:
                 tree.overlap(self._scale(number))
             torch.autograd.backward(
-                loss_sum, self._seed(loss_sum, count), retain_graph=number < len(trees) - 1, inputs=self._inputs
+                loss_sum,
+                self._engine.reciprocal(loss_sum, count) if self._is_scaled else None,
+                retain_graph=number < len(self._trees) - 1,
+                inputs=self._inputs,
             )
             if not more:
                 tree.close_lane()
             if is_last:
                 # At once, because another term's gradients must not leave before it: on some rank they might not.
                 tree.send(self._scale(number))
-        self._open_trees = trees if more else []
+        self._has_more = more
 
     def close_lane(self) -> None:
-        if self._open_trees:
+        if self._has_more:
             raise UserError("the lane's last backward pass said more=True, but none followed")
         self._engine.buffers.close_lane(self._lane, self._size)
 
@@ -169,21 +181,15 @@ class TreePass:
             self._table_job = channel.submit(self._exchange_table, self._table.local(), channel.group)
 
     def _all_trees(self) -> list[GradientTree]:
-        if not self._table.names and self._table_job is not None:
-            self._table_job.result()  # no lane was run here: the other ranks know how many terms the loss has
-        return self._engine.trees(self._parameters, self._table.num_terms)
+        if not self._trees:
+            # No lane was run here: the other ranks know how many terms the loss has.
+            if self._table_job is not None:
+                self._table_job.result()
+            self._trees = self._engine.trees(self._parameters, self._table.num_terms)
+        return self._trees
 
     def _scale(self, term: int) -> Scale | None:
-        if self._engine.lanes.count == 1:
-            return None  # done by the backward pass, see _seed
-        return partial(self._table.scale, term)
-
-    def _seed(self, loss_sum: Tensor, count: Count) -> Tensor | None:
-        """What the backward pass starts from. With a single lane its count is the step's, and dividing here is one
-        number's work instead of a pass over all gradients; else the step's count is not known yet."""
-        if self._engine.lanes.count > 1:
-            return None
-        return self._engine.reciprocal(loss_sum, count)
+        return None if self._is_scaled else partial(self._table.scale, term)
 
     def _exchange_table(self, rows: Tensor, group: dist.ProcessGroup | None) -> None:
         dist.all_reduce(rows, group=group)

@@ -102,7 +102,7 @@ class Run:
         self._facts = dict(facts or {})  # for the start event
         self._models: dict[str, nn.Module] = {}
         self._optimizers: dict[str, Optimizer] = {}
-        self._parameters: dict[tuple[nn.Module, ...], list[Parameter]] = {}
+        self._parameters: dict[Any, list[Parameter]] = {}  # by the models they are of
         self._engine: Engine | None = None
         self.journal = Journal(
             None if folder is None else Path(folder),
@@ -267,7 +267,9 @@ class Run:
             parameters=sum(parameter.numel() for parameter in self._parameters_of(None)),
             **self._facts,
         )
-        return StepContext(self._engine, self.seed, self._clip_norm, self._parameters_of)
+        return StepContext(
+            self._engine, key_of(self.seed, "lane"), key_of(self.seed, "update"), self._clip_norm, self._parameters_of
+        )
 
     def _make_engine(self, loader: Loader) -> Engine:
         models = list(self._models.values())
@@ -294,16 +296,17 @@ class Run:
 
     def _parameters_of(self, models: Models | None) -> list[Parameter]:
         """The trainable parameters, each once; of all prepared models if none is named."""
-        chosen = tuple(self._models.values() if models is None else _as_list(models))
-        if chosen not in self._parameters:
+        key = None if models is None else models if isinstance(models, nn.Module) else tuple(models)
+        if key not in self._parameters:
+            chosen = self._models.values() if models is None else _as_list(models)
             # Walking the modules takes longer than a small model's forward pass.
-            self._parameters[chosen] = list(dict.fromkeys(p for model in chosen for p in model.parameters()))
-        return [parameter for parameter in self._parameters[chosen] if parameter.requires_grad]
+            self._parameters[key] = list(dict.fromkeys(p for model in chosen for p in model.parameters()))
+        return [parameter for parameter in self._parameters[key] if parameter.requires_grad]
 
     def _after(self, step: int, data_s: float, compute_s: float) -> None:
         if self.journal.is_tracing:
             self.journal.trace(step, self.state())
-        if step % self.log_every == 0:
+        if step % self.log_every == 0 and self.journal.folder is not None:
             peaks = peak_memory_bytes(self.world.device)
             self.journal.rank_log.emit("step", step, data_s=data_s, compute_s=compute_s, **peaks)
 

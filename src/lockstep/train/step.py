@@ -13,7 +13,7 @@ from lockstep.engine.engine import Engine, LanePass
 from lockstep.engine.norm import clip_by_norm
 from lockstep.engine.table import Count, Term, Terms, as_terms
 from lockstep.errors import UserError
-from lockstep.world.randomness import key_of, seed_streams, seed_torch
+from lockstep.world.randomness import derived, seed_streams, seed_torch
 
 Models = nn.Module | Sequence[nn.Module]
 Loss = Callable[..., Term | Terms]
@@ -24,7 +24,8 @@ class StepContext(NamedTuple):
     """What all steps of a run have in common."""
 
     engine: Engine
-    seed: int
+    lane_key: int  # what a lane draws from, and
+    update_key: int  # what is drawn after the lanes, start from these
     clip_norm: float | None
     parameters: Callable[[Models | None], list[Parameter]]
 
@@ -65,23 +66,23 @@ class Step:
         self._num_passes += 1
         parameters = self._context.parameters(model)
         for earlier in self._passes:
-            if not earlier.parameters.isdisjoint(parameters):
+            if not set(earlier.parameters).isdisjoint(parameters):
                 raise UserError("a second pass over the same model before step.update(): the first would be lost")
             earlier.lane_pass.finish()  # this one may need the buffers it leaves
         lane_pass = self._context.engine.start_pass(parameters)
         for lane, data, size, weight in self.batch.lanes:
             lane_pass.open_lane(lane, size)
             if data is not None:
-                seed_streams(key_of(self._context.seed, "lane", self.batch.number, lane, number))
+                seed_streams(derived(self._context.lane_key, _place(self.batch.number, number, lane)))
                 self.weight = weight
                 self._open = lane_pass
                 yield data
                 self._open = None
             lane_pass.close_lane()
         # What is drawn from here to the next lanes is the same on all ranks, whatever lanes they had.
-        seed_torch(key_of(self._context.seed, "step", self.batch.number, number))
+        seed_torch(derived(self._context.update_key, _place(self.batch.number, number)))
         lane_pass.end()
-        self._passes.append(_Pending(lane_pass, frozenset(parameters)))
+        self._passes.append(_Pending(lane_pass, parameters))
 
     def accumulate(self, loss: Loss, model: Models) -> None:
         """Run `loss(model, batch)` and its backward pass over this rank's lanes."""
@@ -131,7 +132,12 @@ class _Pending(NamedTuple):
     """A pass over the lanes whose gradients no update has used yet."""
 
     lane_pass: LanePass
-    parameters: frozenset[Parameter]
+    parameters: list[Parameter]
+
+
+def _place(batch: int, number: int, lane: int = 0) -> int:
+    """One number for a lane of a pass over a batch: up to 2⁸ passes and 2²⁰ lanes."""
+    return batch << 28 | number << 20 | lane
 
 
 def _gradients(optimizers: Sequence[Optimizer]) -> list[Tensor]:

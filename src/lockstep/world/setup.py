@@ -31,7 +31,7 @@ def setup_distributed(
     made. `rank` and `world_size` may be given instead (both, or neither): MASTER_ADDR and MASTER_PORT are then honoured
     or set to this machine. `rank=-1, world_size=1` also means alone. `timeout_s` bounds joining and every collective.
     """
-    timeout_s = World.timeout_s if timeout_s is None else timeout_s
+    timeout_s = World().timeout_s if timeout_s is None else timeout_s
     if timeout_s <= 0:
         raise WorldError(f"timeout_s={timeout_s}: expected a number of seconds greater than 0")
     placement = _place(rank, world_size)

@@ -21,7 +21,7 @@ class World:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     backend: str | None = None  # None: no process group, which a world of one does not need
     launcher: Launcher = "none"
-    timeout_s: float = 600.0  # of joining, and of every collective
+    timeout_s: float = field(default=600.0, compare=False)  # of joining, and of every collective
     attempt: int = 0  # how often the launcher has restarted the job
 
     @property

@@ -1,0 +1,91 @@
+"""A step of the tiny MLP on one process against the hand-written loop; and the lane tax: 8 lanes against one.
+
+    .venv/bin/python bench/one_process.py [--rounds 40] [--steps 300]
+
+One thread, AdamW. The hand-written loop takes ready-made batches from a DataLoader with `batch_size=None`, the cheapest
+way there is; a shuffling DataLoader over the samples stands beside it, because that is what people write.
+"""
+
+import argparse
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from measure import interleave, table
+from torch.utils.data import DataLoader, Dataset
+from workloads import Workload, workload
+
+from lockstep.train.run import Run
+from lockstep.world.world import World
+
+TINY_BATCH = 32
+TAXED = {"gpt-9M": 16, "conv": 64, "mlp-9M": 64, "mlp-0.15M": 64}
+
+
+class Ready(Dataset[tuple[torch.Tensor, ...]]):
+    """Batches that only need to be handed out."""
+
+    def __init__(self, work: Workload, batch: int) -> None:
+        self.batches = list(zip(*(tensor.split(batch) for tensor in work.data.tensors), strict=True))
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+        return self.batches[index]
+
+
+def hand_written(work: Workload, batches: DataLoader) -> Callable[[], None]:  # type: ignore[type-arg]
+    model = work.make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+    def run() -> None:
+        for inputs, labels in batches:
+            loss = F.cross_entropy(model(inputs), labels)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    return run
+
+
+def lockstep(work: Workload, batch: int, lanes: int, steps: int, determinism: str = "lockstep") -> Callable[[], None]:
+    run = Run(None, World(), determinism=determinism)  # type: ignore[arg-type]
+    model = run.prepare(work.make_model())
+    optimizer = run.optimizer(model, lambda params: torch.optim.AdamW(params, lr=1e-4))
+    all_steps = iter(run.open_steps(run.loader(work.data, batch, lanes=lanes), steps=10**9))
+
+    def advance() -> None:
+        for _ in range(steps):
+            step = next(all_steps)
+            step.accumulate(work.loss_sum, model)
+            step.update(optimizer)
+
+    return advance
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--rounds", type=int, default=40)
+    arguments.add_argument("--steps", type=int, default=300)
+    options = arguments.parse_args()
+    torch.set_num_threads(1)
+
+    steps = options.steps
+    work = workload("tiny", TINY_BATCH * steps)
+    variants = {
+        "hand-written": hand_written(work, DataLoader(Ready(work, TINY_BATCH), batch_size=None)),
+        "lockstep, 1 lane": lockstep(work, TINY_BATCH, 1, steps),
+        "fast, 1 lane": lockstep(work, TINY_BATCH, 1, steps, "fast"),
+        "lockstep, 8 lanes": lockstep(work, TINY_BATCH, 8, steps),
+        "hand-written, shuffling DataLoader": hand_written(work, DataLoader(work.data, TINY_BATCH, shuffle=True)),
+    }
+    print(table(f"tiny MLP, one process, batch {TINY_BATCH}", interleave(variants, options.rounds, steps)))
+    for name, batch in TAXED.items():
+        work = workload(name, batch * 4)
+        variants = {f"{lanes} lanes": lockstep(work, batch, lanes, 4) for lanes in (1, 2, 4, 8)}
+        print(table(f"\nlane tax: {name}, one process, batch {batch}", interleave(variants, 6, 4)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

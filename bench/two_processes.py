@@ -10,6 +10,8 @@ process that does nothing else, above what it needed before the first step.
 import argparse
 import contextlib
 import resource
+import subprocess
+import sys
 from collections.abc import Callable
 
 import torch
@@ -113,7 +115,14 @@ def main() -> None:
     arguments.add_argument("--rounds", type=int, default=12)
     arguments.add_argument("--steps", type=int, default=8)
     arguments.add_argument("--bucket-mb", type=float, default=4.0)
+    arguments.add_argument("--memory", nargs=2, metavar=("KIND", "MODEL"), help="print only this peak memory")
     options = arguments.parse_args()
+    if options.memory:
+        kind, name = options.memory
+        group = ranks(options.processes, timeout_s=300)
+        peaks = group.run(peak_memory, name, WORKLOADS[name], options.lanes, kind)
+        print(f"peak memory of {name}, {kind}: {max(peaks) / 2**20:.0f} MiB", flush=True)
+        return
     for name, batch in WORKLOADS.items():
         group = ranks(options.processes, timeout_s=1500)
         timings, sent, size = group.run(
@@ -122,6 +131,10 @@ def main() -> None:
         ring = 2 * size * (options.processes - 1) // options.processes
         print(table(f"{name}: {options.processes} processes, {options.lanes} lanes, batch {batch}", timings))
         print(f"bytes a rank sends in a step: {sent:,}; a ring's: {ring:,}; ratio {sent / ring:.4f}\n", flush=True)
+    for name in WORKLOADS:
+        for kind in ("ddp", "lockstep", "fast"):  # each in processes of its own: a peak never falls
+            command = [sys.executable, __file__, "--memory", kind, name, "--processes", str(options.processes)]
+            subprocess.run([*command, "--lanes", str(options.lanes)], check=True)
 
 
 if __name__ == "__main__":

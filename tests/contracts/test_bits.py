@@ -17,8 +17,14 @@ class Case(NamedTuple):
 
 LOADER = {"global_batch": 32, "lanes": 8}
 
+RULES = {"average": "mean", "newest": "first", "high*": "max"}
+
 CASES = {
     **{name: Case(name, LOADER) for name in WORKLOADS},
+    "remembering": Case("remembering", LOADER, {"buffers": RULES}),
+    "remembering with empty lanes": Case(
+        "remembering", {"global_batch": 48, "lanes": 8, "tail": "short"}, {"buffers": RULES}
+    ),
     "clipped": Case("gpt", LOADER, {"clip_norm": 0.05}),
     "clipped gan": Case("gan", LOADER, {"clip_norm": 0.01}),
     "as many lanes as processes": Case("conv", {"global_batch": 32, "lanes": 4}),

@@ -1,8 +1,10 @@
 """Small models of many kinds, each with its data and its step: what every promise about bits is checked on."""
 
+import random
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -270,6 +272,65 @@ def terms() -> Workload:
     return Workload(TensorDataset(_noise("terms", 150, 20), _labels("terms", 10, 150)), start)
 
 
-WORKLOADS: dict[str, Callable[[], Workload]] = {
-    workload.__name__: workload for workload in (mlp, conv, gpt, lstm, gan, awkward, passes, terms)
-}
+class Remembering(nn.Module):
+    """Buffers of its own that every forward pass changes, each to be combined in another way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(20, 10)
+        self.register_buffer("average", torch.zeros(10))
+        self.register_buffer("newest", torch.zeros(10, dtype=torch.bfloat16))
+        self.register_buffer("highest", torch.full((10,), -torch.inf))
+        self.register_buffer("calls", torch.tensor(0))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        scores: Tensor = self.layer(inputs)
+        with torch.no_grad():
+            self.average.data.lerp_(scores.mean(0), 0.1)
+            self.newest = scores[-1].bfloat16()  # replaced, not changed
+            torch.maximum(self.highest, scores.amax(0), out=self.highest)
+            self.calls += 1
+        return scores
+
+
+def remembering() -> Workload:
+    def start(run: Run) -> Advance:
+        model = run.prepare(Remembering())
+        optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=1e-2))
+
+        def advance(step: Step) -> None:
+            step.accumulate(cross_entropy, model)
+            step.update(optimizer)
+            assert model.calls == step.number  # once a step, however many lanes
+
+        return advance
+
+    return Workload(TensorDataset(_noise("remembering", 150, 20), _labels("remembering", 10, 150)), start)
+
+
+def drawing() -> Workload:
+    """A loss that draws from torch, numpy and Python, and an update that draws too."""
+
+    def start(run: Run) -> Advance:
+        model = run.prepare(nn.Linear(20, 10))
+        optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=1e-2))
+
+        def loss(model: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, int]:
+            inputs, labels = batch
+            noise = torch.randn(20) + float(np.random.randn()) + random.gauss(0, 1)
+            return F.cross_entropy(model(inputs + noise), labels, reduction="sum"), len(labels)
+
+        def advance(step: Step) -> None:
+            step.accumulate(loss, model)
+            step.update(optimizer)
+            with torch.no_grad():
+                model.weight += 1e-3 * torch.randn_like(model.weight)
+
+        return advance
+
+    return Workload(TensorDataset(_noise("drawing", 150, 20), _labels("drawing", 10, 150)), start)
+
+
+_ALL = (mlp, conv, gpt, lstm, gan, awkward, passes, terms, remembering, drawing)
+
+WORKLOADS: dict[str, Callable[[], Workload]] = {workload.__name__: workload for workload in _ALL}

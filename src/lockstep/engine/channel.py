@@ -89,9 +89,15 @@ class Channel:
             self._scratch[key] = like.new_empty(length)
         return self._scratch[key][:length]
 
-    def close(self) -> None:
-        """Let the jobs that were submitted come to their end, then the thread."""
+    def close(self, *, abandon: bool = False) -> None:
+        """Let the jobs that were submitted come to their end, then the thread.
+
+        `abandon`: wait for nothing, and leave the group standing. Taking it down would break the others' connections
+        first, and they would look like the cause of whatever made this rank leave.
+        """
         self._jobs.put(None)
+        if abandon:
+            return
         self._thread.join()
         if self.group is not None and dist.is_initialized():
             dist.destroy_process_group(self.group)

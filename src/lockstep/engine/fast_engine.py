@@ -39,7 +39,7 @@ class FastEngine:
             self._replicas[key] = _Replicas(parameters, self.world, self._find_unused_parameters)
         return FastPass(self, parameters, self._replicas[key])
 
-    def close(self) -> None:
+    def close(self, *, abandon: bool = False) -> None:  # noqa: ARG002  (there is nothing that others wait for)
         self._replicas = {}
 
     def share_buffers(self) -> None:

@@ -73,13 +73,13 @@ class TreeEngine:
             self._reciprocals[key] = loss_sum.new_tensor(1.0 / (count or 1))
         return self._reciprocals[key]
 
-    def close(self) -> None:
+    def close(self, *, abandon: bool = False) -> None:
         for trees in self._trees.values():
             for tree in trees:
                 tree.close()
         self._trees = {}
         if self.channel is not None:
-            self.channel.close()
+            self.channel.close(abandon=abandon)
 
     def _new_tree(self, parameters: Sequence[Parameter]) -> GradientTree:
         if self.channel is None or self.exchange is None:

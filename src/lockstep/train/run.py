@@ -182,8 +182,8 @@ class Run:
                 if self.step == last_step:
                     break
                 started = time.perf_counter()
-        except BaseException:  # also a `break` in the loop: nothing may be left waiting
-            self.close()
+        except BaseException:  # also a `break` in the user's loop
+            self.close(abandon=True)
             raise
 
     def evaluate(self, model: Any, dataset: Any, metrics: Metrics, *, batch: int = 256) -> dict[str, float]:
@@ -227,10 +227,10 @@ class Run:
         self.close()
         return own
 
-    def close(self) -> None:
-        """Let go of the folder and of the other ranks. `finish` does it too."""
+    def close(self, *, abandon: bool = False) -> None:
+        """Let go of the folder and of the other ranks; `abandon`: without waiting for them. `finish` does it too."""
         if self._engine is not None:
-            self._engine.close()
+            self._engine.close(abandon=abandon)
             self._engine = None
         self.journal.close()
 

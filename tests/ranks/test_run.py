@@ -1,0 +1,125 @@
+"""Runs on several ranks: what they agree on, and what is said when they cannot."""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from lockstep.engine.tree_engine import TreeEngine
+from lockstep.errors import LockstepError
+from lockstep.testing import RanksFailed, ranks
+from lockstep.train.run import Run
+from lockstep.world.world import World
+
+DATA = TensorDataset(torch.randn(64, 4, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 3)
+
+
+def loss(model: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, int]:
+    inputs, labels = batch
+    return F.cross_entropy(model(inputs), labels, reduction="sum"), len(labels)
+
+
+def part_ways(world: World) -> str:
+    run = Run(None, world)
+    model = run.prepare(nn.Linear(4, 3))
+    optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
+    for step in run.open_steps(run.loader(DATA, 16), steps=2):
+        step.accumulate(loss, model)
+        step.update(optimizer)
+    with torch.no_grad():
+        model.bias[0] += world.rank
+    try:
+        run.finish()
+    except LockstepError as error:
+        run.close()
+        return str(error)
+    return "not noticed"
+
+
+def test_ranks_that_part_ways_are_told_where() -> None:
+    for told in ranks(2).run(part_ways):
+        assert told.startswith("after step 2 the ranks differ in model/bias")
+
+
+def weights_after_preparing(world: World) -> list[float]:
+    run = Run(None, world)
+    torch.manual_seed(world.rank)  # as a script that seeds each rank in its own way would
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    model[1].running_mean.fill_(world.rank)
+    run.prepare(model)
+    return [model[0].weight.sum().item(), model[1].running_mean.sum().item()]
+
+
+def test_all_ranks_begin_with_rank_0s_weights_and_buffers() -> None:
+    first, second = ranks(2).run(weights_after_preparing)
+    assert first == second
+    assert first[1] == 0
+
+
+def start_with_too_few_lanes(world: World) -> None:
+    Run(None, world).loader(DATA, 16, lanes=2)
+
+
+def test_more_processes_than_lanes_are_refused() -> None:
+    with pytest.raises(RanksFailed, match="3 processes cannot share lanes=2"):
+        ranks(3).run(start_with_too_few_lanes)
+
+
+def what_is_left(world: World) -> list[str]:
+    groups = len(dist.distributed_c10d._world.pg_map)
+    run = Run(None, world)
+    model = run.prepare(nn.Linear(4, 3))
+    optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
+    for step in run.open_steps(run.loader(DATA, 16), epochs=1):
+        step.accumulate(loss, model)
+        step.update(optimizer)
+    run.close()
+    threads = [thread.name for thread in threading.enumerate() if "lockstep" in thread.name]
+    hooks = [name for name, p in model.named_parameters() if p._post_accumulate_grad_hooks]
+    return threads + hooks + ["groups"] * (len(dist.distributed_c10d._world.pg_map) - groups)
+
+
+def test_a_closed_run_leaves_no_thread_no_hook_and_no_group() -> None:
+    assert ranks(2).run(what_is_left) == [[], []]
+
+
+def bytes_per_step(world: World, num_lanes: int) -> tuple[int, int]:
+    run = Run(None, world)
+    model = run.prepare(nn.Sequential(nn.Linear(4, 256), nn.Linear(256, 3)))
+    optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
+    for step in run.open_steps(run.loader(DATA, 16, lanes=num_lanes), steps=4):
+        step.accumulate(loss, model)
+        step.update(optimizer)
+    assert isinstance(run._engine, TreeEngine) and run._engine.channel is not None
+    sent = run._engine.channel.bytes_sent // 4
+    run.close()
+    return sent, sum(parameter.nbytes for parameter in model.parameters())
+
+
+def test_two_and_four_ranks_send_a_rings_bytes() -> None:
+    for num_ranks, most in ((2, 1.03), (4, 1.03), (3, 1.34 * 1.03)):  # and a few for alignment and used parameters
+        results = ranks(num_ranks).run(bytes_per_step, 8)
+        ring = 2 * results[0][1] * (num_ranks - 1) / num_ranks
+        assert ring <= sum(sent for sent, _ in results) / num_ranks <= most * ring
+
+
+def fail_alone(world: World, folder: str) -> None:
+    run = Run(folder, world)
+    model = run.prepare(nn.Linear(4, 3))
+    for step in run.steps(run.loader(DATA, 16), steps=2):
+        if world.rank == 1:
+            raise ValueError("planted")
+        step.accumulate(loss, model)
+
+
+def test_a_rank_that_fails_alone_is_named_and_holds_nobody_up(tmp_path: Path) -> None:
+    with pytest.raises(RanksFailed) as caught:
+        ranks(2).run(fail_alone, str(tmp_path / "a"))
+    assert "rank 1 (first to fail)" in str(caught.value)
+    assert "ValueError: planted" in str(caught.value)

@@ -1,0 +1,189 @@
+"""A run on one process: what it prepares, leaves behind and refuses."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, TensorDataset
+
+import lockstep
+from lockstep.engine.fast_engine import FastEngine
+from lockstep.engine.tree_engine import TreeEngine
+from lockstep.errors import UserError
+from lockstep.events.jsonl import read_lines
+from lockstep.train.run import Run
+from lockstep.world.world import World
+
+DATA = TensorDataset(torch.randn(64, 4, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 3)
+
+
+def loss(model: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, int]:
+    inputs, labels = batch
+    return F.cross_entropy(model(inputs), labels, reduction="sum"), len(labels)
+
+
+def train(run: Run, model: nn.Module | None = None, data: Any = DATA, epochs: int = 1, **options: Any) -> nn.Module:
+    model = run.prepare(nn.Linear(4, 3) if model is None else model)
+    optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9))
+    for step in run.steps(run.loader(data, 16, **options), epochs=epochs):
+        step.accumulate(loss, model)
+        step.update(optimizer)
+        if step.every(2):
+            run.log(loss=step.loss)
+    return model
+
+
+def test_a_folder_with_events_settings_and_the_digest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Run(tmp_path / "a", World(), seed=3, trace=True)
+    train(run)
+    events = list(read_lines(tmp_path / "a" / "events.jsonl"))
+    assert [(event["kind"], event["step"]) for event in events] == [("start", 0), ("step", 2), ("step", 4), ("end", 4)]
+    assert events[0]["lanes"] == 8
+    assert events[0]["total_steps"] == 4
+    assert events[-1]["digest"] == run.digest()
+    assert f"digest {run.digest()}" in capsys.readouterr().out.splitlines()[-1]
+    assert [line["step"] for line in read_lines(tmp_path / "a" / "digests.jsonl")] == [1, 2, 3, 4]
+
+
+def test_the_same_seed_the_same_bits_another_seed_others(tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        train(Run(tmp_path / name, World(), seed=seed, trace=True, sinks=[]))
+    assert lockstep.first_difference(tmp_path / "a" / "digests.jsonl", tmp_path / "b" / "digests.jsonl") is None
+    parted = lockstep.first_difference(tmp_path / "a" / "digests.jsonl", tmp_path / "c" / "digests.jsonl")
+    assert parted is not None
+    assert (parted.step, parted.tensor) == (1, "model/weight")
+
+
+def test_other_settings_in_the_same_folder_are_refused(tmp_path: Path) -> None:
+    train(Run(tmp_path / "a", World(), seed=1, sinks=[]))
+    with pytest.raises(UserError, match=r"(?s)another config.*seed: 1 → 2"):
+        train(Run(tmp_path / "a", World(), seed=2, sinks=[]))
+    train(Run(tmp_path / "a", World(), seed=1, sinks=[]))
+
+
+def test_leaving_the_loop_early_lets_go_of_the_folder(tmp_path: Path) -> None:
+    for _ in range(2):
+        run = Run(tmp_path / "a", World(), sinks=[])
+        model = run.prepare(nn.Linear(4, 3))
+        steps = run.steps(run.loader(DATA, 16), steps=100)
+        next(steps).accumulate(loss, model)
+        steps.close()  # type: ignore[attr-defined]
+
+
+def test_a_step_without_an_update_consumes_its_batch_and_does_not_count() -> None:
+    run = Run(None, World())
+    model = run.prepare(nn.Linear(4, 3))
+    optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
+    numbers = []
+    for step in run.steps(run.loader(DATA, 16), epochs=1):
+        numbers.append((step.batch.number, step.number))
+        if step.batch.number != 1:
+            step.accumulate(loss, model)
+            step.update(optimizer)
+    assert numbers == [(0, 1), (1, 2), (2, 2), (3, 3)]
+    assert (run.batches, run.step) == (4, 3)
+
+
+def test_epochs_of_a_stream() -> None:
+    class Stream(IterableDataset[tuple[Tensor, Tensor]]):
+        def __iter__(self) -> Any:
+            return iter(DATA)
+
+    run = Run(None, World())
+    train(run, data=Stream(), epochs=3)
+    assert run.step == 12
+
+
+def test_evaluation_counts_every_sample_once() -> None:
+    run = Run(None, World())
+    model = run.prepare(nn.Linear(4, 3))
+    correct = lambda model, batch: {"accuracy": ((model(batch[0]).argmax(1) == batch[1]).sum(), len(batch[1]))}  # noqa: E731
+    expected = (model(DATA.tensors[0]).argmax(1) == DATA.tensors[1]).double().mean().item()
+    for batch in (5, 64, 1000):
+        assert run.evaluate(model, DATA, correct, batch=batch)["accuracy"] == pytest.approx(expected)
+    assert model.training
+
+
+def test_a_sampler_of_ones_own_means_fast_mode() -> None:
+    run = Run(None, World())
+    run.prepare(nn.Linear(4, 3))
+    own = DataLoader(DATA, batch_sampler=BatchSampler(SequentialSampler(DATA), 8, drop_last=True))
+    for given, engine in ((own, FastEngine), (DataLoader(DATA, batch_size=8), TreeEngine)):
+        for _ in run.open_steps(run.loader(given), epochs=1):
+            assert isinstance(run._engine, engine)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        (nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), {"tail": "pad"}, "tail=pad with batch norm"),
+        (nn.Sequential(nn.Linear(4, 3), nn.SyncBatchNorm(3)), {}, "is a SyncBatchNorm"),
+        (None, {"lanes": 32}, "32"),
+        (None, {"lanes": 3}, "lanes=3: expected a power of two"),
+    ],
+)
+def test_what_cannot_keep_the_promise_is_refused(model: nn.Module | None, options: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        train(Run(None, World()), model, **options)
+
+
+def test_small_lanes_under_batch_norm_are_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "lockstep"):
+        train(Run(None, World()), nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)))
+    assert "batch norm sees 2 samples at a time (global batch 16 in 8 lanes)" in caplog.text
+
+
+class Changing(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.layer = nn.Linear(4, 3)
+        self.register_buffer("memory", torch.zeros(3))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        scores: Tensor = self.layer(inputs)
+        if self.how == "in place":
+            self.memory += 1
+        elif self.how == "replaced":
+            self.memory = self.memory + 1
+        else:
+            self.memory.data.add_(1)
+        return scores
+
+
+@pytest.mark.parametrize("how", ["in place", "replaced", "through .data"])
+def test_a_buffer_without_a_rule_may_not_change(how: str) -> None:
+    with pytest.raises(UserError, match=r"changes the buffer memory: say how .* buffers=\{'memory'"):
+        train(Run(None, World()), Changing(how))
+    train(Run(None, World(), buffers={"mem*": "max"}), Changing(how))
+
+
+def test_a_rule_must_match_something() -> None:
+    with pytest.raises(UserError, match="'codebook' matches no buffer"):
+        train(Run(None, World(), buffers={"codebook": "mean"}))
+
+
+def test_frozen_batch_norm_keeps_its_statistics_to_the_bit() -> None:
+    norm = nn.BatchNorm1d(3)
+    norm.running_mean = torch.tensor([0.1, 0.2, 0.3])
+    model = nn.Sequential(nn.Linear(4, 3), norm.eval())
+    train(Run(None, World()), model, tail="short")
+    assert norm.running_mean is not None
+    assert torch.equal(norm.running_mean, torch.tensor([0.1, 0.2, 0.3]))
+
+
+def test_arguments_are_checked() -> None:
+    with pytest.raises(UserError, match="expected lockstep or fast"):
+        Run(None, World(), determinism="exact")  # type: ignore[arg-type]
+    run = Run(None, World())
+    with pytest.raises(UserError, match="needs global_batch="):
+        run.loader(DATA)
+    with pytest.raises(UserError, match="nothing to train"):
+        next(run.steps(run.loader(DATA, 16), steps=1))
+    with pytest.raises(ValueError, match="either epochs or steps"):
+        next(run.steps(run.loader(DATA, 16)))

@@ -1,0 +1,213 @@
+"""One step on one process: what it computes, and what it says about misuse."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from lockstep.errors import UserError
+from lockstep.train.run import Run
+from lockstep.train.step import Step
+from lockstep.world.world import World
+
+INPUTS = torch.randn(24, 5, generator=torch.Generator().manual_seed(0))
+TARGETS = torch.randn(24, 1, generator=torch.Generator().manual_seed(1))
+
+
+def squared(model: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, int]:
+    inputs, targets = batch
+    return F.mse_loss(model(inputs), targets, reduction="sum"), len(inputs)
+
+
+class Setting:
+    """A linear model whose one step sees all the data."""
+
+    def __init__(self, lanes: int = 4, **options: Any) -> None:
+        self.run = Run(None, World(), **options)
+        self.model = self.run.prepare(nn.Linear(5, 1))
+        self.optimizer = self.run.optimizer(self.model, lambda params: torch.optim.SGD(params, lr=0.0))
+        self.loader = self.run.loader(TensorDataset(INPUTS, TARGETS), 24, lanes=lanes)
+
+    def first_step(self) -> Step:
+        return next(iter(self.run.open_steps(self.loader, steps=1)))
+
+    @property
+    def gradient(self) -> Tensor:
+        assert self.model.weight.grad is not None
+        return self.model.weight.grad
+
+    def mean_gradient(self) -> Tensor:
+        mean = F.mse_loss(self.model(INPUTS), TARGETS)
+        return torch.autograd.grad(mean, self.model.weight)[0]
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 8])
+@pytest.mark.parametrize("determinism", ["lockstep", "fast"])
+def test_gradient_and_loss_are_those_of_the_mean_over_all_lanes(lanes: int, determinism: str) -> None:
+    setting = Setting(lanes, determinism=determinism)
+    step = setting.first_step()
+    step.accumulate(squared, setting.model)
+    step.update(setting.optimizer)
+    torch.testing.assert_close(setting.gradient, setting.mean_gradient())
+    assert step.loss == pytest.approx(F.mse_loss(setting.model(INPUTS), TARGETS).item())
+
+
+def test_a_loop_of_ones_own_is_the_same_as_the_function() -> None:
+    one, other = Setting(), Setting()
+    step = one.first_step()
+    step.accumulate(squared, one.model)
+    step.update(one.optimizer)
+    step = other.first_step()
+    for batch in step.lanes:
+        step.backward(*squared(other.model, batch))
+    step.update(other.optimizer)
+    assert torch.equal(one.gradient, other.gradient)
+
+
+@pytest.mark.parametrize("lanes", [1, 4])
+def test_several_backward_passes_in_a_lane_add_up(lanes: int) -> None:
+    setting = Setting(lanes)
+    step = setting.first_step()
+    for batch in step.lanes:
+        loss_sum, count = squared(setting.model, batch)
+        step.backward(loss_sum, count, more=True)
+        step.backward(2 * squared(setting.model, batch)[0], 0)
+    step.update(setting.optimizer)
+    torch.testing.assert_close(setting.gradient, 3 * setting.mean_gradient())
+    assert step.loss == pytest.approx(3 * F.mse_loss(setting.model(INPUTS), TARGETS).item())
+
+
+@pytest.mark.parametrize("lanes", [1, 4])
+def test_every_term_has_its_own_count(lanes: int) -> None:
+    setting = Setting(lanes)
+
+    def two_terms(model: nn.Module, batch: Sequence[Tensor]) -> dict[str, tuple[Tensor, float]]:
+        loss_sum, count = squared(model, batch)
+        return {"all": (loss_sum, count), "half": (loss_sum.clone(), torch.tensor(count / 2))}  # type: ignore[dict-item]
+
+    step = setting.first_step()
+    step.accumulate(two_terms, setting.model)
+    step.update(setting.optimizer)
+    torch.testing.assert_close(setting.gradient, 3 * setting.mean_gradient())
+
+
+def test_lanes_without_any_count_leave_zeros() -> None:
+    setting = Setting()
+    step = setting.first_step()
+    step.accumulate(lambda model, batch: (0 * squared(model, batch)[0], 0), setting.model)
+    step.update(setting.optimizer)
+    assert torch.equal(setting.gradient, torch.zeros_like(setting.gradient))
+    assert step.loss == 0
+
+
+def test_a_lane_without_a_backward_pass_adds_nothing() -> None:
+    setting = Setting(lanes=8)
+    step = setting.first_step()
+    kept = []
+    for number, batch in enumerate(step.lanes):
+        if number in (0, 5, 7):
+            continue
+        kept.append(batch)
+        step.backward(*squared(setting.model, batch))
+    step.update(setting.optimizer)
+    inputs, targets = (torch.cat(parts) for parts in zip(*kept, strict=True))
+    mean = F.mse_loss(setting.model(inputs), targets)
+    torch.testing.assert_close(setting.gradient, torch.autograd.grad(mean, setting.model.weight)[0])
+
+
+def test_padding_weighs_nothing() -> None:
+    run = Run(None, World())
+    model = run.prepare(nn.Linear(5, 1))
+    optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.0))
+    loader = run.loader(TensorDataset(INPUTS, TARGETS), 32, lanes=8, tail="pad")
+
+    def weighted(model: nn.Module, batch: Sequence[Tensor], weight: Tensor) -> tuple[Tensor, Tensor]:
+        inputs, targets = batch
+        assert len(inputs) == 4, "static shapes"
+        return (weight * (model(inputs) - targets).square().squeeze(1)).sum(), weight.sum()
+
+    step = next(iter(run.open_steps(loader, steps=1)))
+    with pytest.raises(UserError, match=r"loss\(model, batch, weight\)"):
+        step.accumulate(squared, model)
+    step.accumulate(weighted, model)
+    step.update(optimizer)
+    mean = F.mse_loss(model(INPUTS), TARGETS)
+    torch.testing.assert_close(model.weight.grad, torch.autograd.grad(mean, model.weight)[0])
+
+
+def test_clipping() -> None:
+    setting = Setting(clip_norm=0.01)
+    step = setting.first_step()
+    step.accumulate(squared, setting.model)
+    step.update(setting.optimizer)
+    assert step.norm is not None and step.norm > 0.01
+    bias = setting.model.bias.grad
+    assert bias is not None
+    assert torch.cat([setting.gradient.flatten(), bias]).norm() == pytest.approx(0.01, rel=1e-4)
+
+
+def test_gradients_of_other_models_are_left_alone() -> None:
+    run = Run(None, World())
+    first, second = run.prepare(nn.Linear(5, 5)), run.prepare(nn.Linear(5, 1))
+    optimizer = run.optimizer(second, lambda params: torch.optim.SGD(params, lr=0.1))
+    step = next(iter(run.open_steps(run.loader(TensorDataset(INPUTS, TARGETS), 24), steps=1)))
+    step.accumulate(lambda model, batch: squared(nn.Sequential(first, model), batch), second)
+    step.update(optimizer)
+    assert first.weight.grad is None
+    assert second.weight.grad is not None
+
+
+def test_misuse_is_told() -> None:
+    setting = Setting()
+    step = setting.first_step()
+    with pytest.raises(UserError, match="belongs inside"):
+        step.backward(torch.zeros(()), 1)
+    with pytest.raises(UserError, match="without gradients"):
+        step.update(setting.optimizer)
+    with pytest.raises(UserError, match="known after"):
+        _ = step.loss
+    with pytest.raises(UserError, match="a loss is a sum and a count"):
+        step.accumulate(lambda model, batch: squared(model, batch)[0], setting.model)  # type: ignore[arg-type, return-value]
+
+
+def test_a_second_backward_pass_must_be_announced() -> None:
+    setting = Setting()
+    step = setting.first_step()
+    with pytest.raises(UserError, match="say more=True"):
+        for batch in step.lanes:
+            step.backward(*squared(setting.model, batch))
+            step.backward(*squared(setting.model, batch))
+    step = setting.first_step()
+    with pytest.raises(UserError, match="but none followed"):
+        for batch in step.lanes:
+            step.backward(*squared(setting.model, batch), more=True)
+
+
+def test_gradients_are_not_lost_by_a_second_pass() -> None:
+    setting = Setting()
+    step = setting.first_step()
+    step.accumulate(squared, setting.model)
+    with pytest.raises(UserError, match="the first would be lost"):
+        step.accumulate(squared, setting.model)
+
+
+def test_leaving_lanes_out_is_noticed() -> None:
+    setting = Setting()
+    step = setting.first_step()
+    for batch in step.lanes:
+        step.backward(*squared(setting.model, batch))
+        break
+    with pytest.raises(UserError, match="or all of step"):
+        step.update(setting.optimizer)
+
+
+def test_terms_keep_their_names() -> None:
+    setting = Setting()
+    step = setting.first_step()
+    names = iter("abcd")
+    with pytest.raises(UserError, match="the same names"):
+        step.accumulate(lambda model, batch: {next(names): squared(model, batch)}, setting.model)

@@ -8,6 +8,7 @@ gradients start on their way from hooks inside the last lane's backward pass, wh
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from lockstep.engine.buckets import Bucket
 from lockstep.engine.channel import Channel, Job
 from lockstep.engine.exchange import Exchange
 from lockstep.engine.tree import Node, TreeSum, cover, leaf
-from lockstep.errors import LockstepError
+from lockstep.errors import LockstepError, UserError
 
 Gradients = list[Tensor | None]  # of a bucket's parameters; None: not used
 Partial = list[Gradients | None]  # by bucket; None: already on its way to the other ranks
@@ -25,7 +26,7 @@ Scale = Callable[[], Tensor]  # one over a count, asked for when it is needed
 
 
 class GradientTree(ABC):
-    """Used lane by lane: `open_lane`, backward passes, `close_lane`; then `finish`, which leaves the sums in `.grad`.
+    """Used lane by lane: `begin`; `open_lane`, backward passes, `close_lane`, …; `finish`, with the sums in `.grad`.
 
     `.grad` is borrowed between opening and closing a lane only, so several trees can take turns on the same parameters
     (a loss of several terms has one each).
@@ -35,9 +36,10 @@ class GradientTree(ABC):
         """`members`: the parameters, by bucket; `lanes`: this rank's."""
         self._members = members
         self._lanes = lanes
-        self._begin()
+        self._is_checked = False
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Also where an earlier pass was left in the middle: what is left of it is forgotten."""
         self._sums: TreeSum[Partial] = TreeSum(_add_partials)
         self._next_lane = self._lanes.start
         self._sibling: Partial | None = None  # what the open lane's backward pass adds to
@@ -62,6 +64,7 @@ class GradientTree(ABC):
                     parameter.grad = None
 
     def close_lane(self) -> None:
+        self._check_layout()
         self._sums.push(self._node, [self._taken(bucket) for bucket in range(len(self._members))])
         self._sibling = None
 
@@ -77,6 +80,13 @@ class GradientTree(ABC):
 
     def close(self) -> None:  # noqa: B027
         """Let go of the parameters."""
+
+    def _check_layout(self) -> None:
+        if self._is_checked:
+            return
+        self._is_checked = True
+        if any(p.grad is not None and p.grad.layout != torch.strided for members in self._members for p in members):
+            raise UserError("sparse gradients cannot be summed in lockstep mode: use Embedding(…, sparse=False)")
 
     def _skip_to(self, lane: int) -> None:
         """Lanes without a backward pass count as zeros."""
@@ -104,12 +114,18 @@ class OneRankGradients(GradientTree):
     def finish(self, scale: Scale | None) -> None:
         self._skip_to(self._lanes.stop)
         (gradients,) = self._sums.total()
-        self._begin()
         assert gradients is not None
         for parameter, gradient in zip(self._members[0], gradients, strict=True):
             parameter.grad = gradient
         if scale is not None:
             scale_gradients([gradient for gradient in gradients if gradient is not None], scale())
+
+
+class _Sent(NamedTuple):
+    """A bucket on its way, and which of its parameters were used on this rank."""
+
+    job: Job
+    used: list[bool]
 
 
 class ManyRanksGradients(GradientTree):
@@ -130,13 +146,17 @@ class ManyRanksGradients(GradientTree):
         # Kept from step to step: fresh memory would cost more than the copying, in page faults.
         self._buffers = [[bucket.new_buffer(channel.carrier) for _ in cover(lanes)] for bucket in buckets]
         self._pending: list[int] | None = None  # by bucket: gradients still to come in the last backward pass
-        self._sent: list[tuple[Job, list[bool]]] = []  # by bucket: where it is, and which parameters were used here
+        self._sent: list[_Sent] = []  # by bucket
         self._scale: Scale | None = None
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, bucket))  # type: ignore[no-untyped-call]
             for bucket, members in enumerate(self._members)
             for parameter in members
         ]
+
+    def begin(self) -> None:
+        super().begin()
+        self._sent = []
 
     def overlap(self, scale: Scale | None) -> None:
         self._scale = scale
@@ -164,8 +184,6 @@ class ManyRanksGradients(GradientTree):
                 for parameter, num_ranks in zip(members, used, strict=True):
                     if num_ranks == 0:
                         parameter.grad = None
-        self._sent = []
-        self._begin()
 
     def close(self) -> None:
         for hook in self._hooks:
@@ -207,7 +225,8 @@ class ManyRanksGradients(GradientTree):
             self._sibling[number] = None
         for parameter in self._members[number]:
             parameter.grad = None
-        self._sent.append((self._channel.submit(self._exchange.sum, parts, partial(self._scale_sum, bucket)), used))
+        job = self._channel.submit(self._exchange.sum, parts, partial(self._scale_sum, bucket))
+        self._sent.append(_Sent(job, used))
 
     def _scale_sum(self, bucket: Bucket, summed: Tensor, start: int) -> None:
         if self._scale is not None:

@@ -101,8 +101,8 @@ class LaneTable:
     def scale(self, term: int) -> Tensor:
         """One over a term's count over all lanes; where nothing was counted the sums are zero too, and stay so."""
         counts = [row.counts[term] for row in self._rows.values() if row.counts]
-        if self._shared is None and not any(isinstance(count, Tensor) for count in counts):
-            # All lanes are here: no table needs to be made.
+        if self._shared is None and all(isinstance(count, int) for count in counts):
+            # All lanes are here, and whole numbers add up the same in any order: no table needs to be made.
             return torch.tensor(1.0 / (sum(counts) or 1), dtype=torch.float64, device=self._device)
         return 1.0 / nonzero(self._all_rows[:, _FIRST_COUNT + term].sum())
 

@@ -118,7 +118,7 @@ class TreePass:
             raise UserError("a loss of several terms takes one backward pass in a lane: leave more=True away")
         self._is_complete = not more
         self._table.record(self._lane, terms)
-        self._trees = self._trees or self._engine.trees(self._parameters, len(terms))
+        self._trees = self._trees or self._begin_trees(len(terms))
         # With a single lane its count is the step's, and scaling here is one number's work instead of a pass over all
         # gradients. With several, the step's count is not known yet.
         self._is_scaled = is_only and self._engine.lanes.count == 1
@@ -185,8 +185,16 @@ class TreePass:
             # No lane was run here: the other ranks know how many terms the loss has.
             if self._table_job is not None:
                 self._table_job.result()
-            self._trees = self._engine.trees(self._parameters, self._table.num_terms)
+            if self._table.num_terms == 0:
+                raise UserError("no lane had a loss: call step.backward(…) in at least one")
+            self._trees = self._begin_trees(self._table.num_terms)
         return self._trees
+
+    def _begin_trees(self, num_terms: int) -> list[GradientTree]:
+        trees = self._engine.trees(self._parameters, num_terms)
+        for tree in trees:
+            tree.begin()
+        return trees
 
     def _scale(self, term: int) -> Scale | None:
         return None if self._is_scaled else partial(self._table.scale, term)

@@ -82,8 +82,9 @@ def train_recipe(recipe: Recipe, config: Config, world: World, folder: RunFolder
             run.journal.events.emit("checkpoint", run.step, path=str(checkpoint.relative_to(folder.path)))
         barrier()  # nobody is done before the result is on the disk
         digest = run.finish(metrics=metrics, folder=str(folder.path))
-    finally:
-        run.close()
+    except BaseException:
+        run.close(abandon=True)
+        raise
     return Outcome(run.step, metrics, digest, folder.path)
 
 

@@ -211,3 +211,32 @@ def test_terms_keep_their_names() -> None:
     names = iter("abcd")
     with pytest.raises(UserError, match="the same names"):
         step.accumulate(lambda model, batch: {next(names): squared(model, batch)}, setting.model)
+
+
+def test_a_step_without_any_loss_is_told() -> None:
+    setting = Setting()
+    step = setting.first_step()
+    for _ in step.lanes:
+        pass
+    with pytest.raises(UserError, match="no lane had a loss"):
+        step.update(setting.optimizer)
+
+
+def test_after_a_pass_that_failed_the_next_starts_afresh() -> None:
+    setting = Setting()
+    step = setting.first_step()
+    with pytest.raises(ZeroDivisionError):
+        for number, batch in enumerate(step.lanes):
+            step.backward(*squared(setting.model, batch))
+            _ = 1 / (2 - number)
+    step.accumulate(squared, setting.model)
+    step.update(setting.optimizer)
+    torch.testing.assert_close(setting.gradient, setting.mean_gradient())
+
+
+def test_sparse_gradients_are_refused() -> None:
+    run = Run(None, World())
+    model = run.prepare(nn.EmbeddingBag(5, 2, sparse=True, mode="sum"))
+    step = next(iter(run.open_steps(run.loader(TensorDataset(torch.zeros(8, 2, dtype=torch.int64)), 8), steps=1)))
+    with pytest.raises(UserError, match="sparse"):
+        step.accumulate(lambda model, batch: (model(batch[0]).sum(), 1), model)

@@ -88,10 +88,13 @@ class Run:
     ) -> None:
         if determinism not in ("lockstep", "fast"):
             raise UserError(f"determinism={determinism!r}: expected lockstep or fast")
+        if trace and folder is None:
+            raise UserError("trace=True needs a folder to write to")
         self.world = setup_distributed() if world is None else world
         self.seed = seed
         self.step = 0  # updates completed
         self.batches = 0  # global batches consumed
+        self._number = 0  # of the step that is being made, or of the last one
         self._determinism = determinism
         self._clip_norm = clip_norm
         self._buffer_rules = dict(buffers or {})
@@ -115,10 +118,9 @@ class Run:
     def prepare(self, model: Module) -> Module:
         """The same module, on this rank's device, with rank 0's weights and buffers."""
         model.to(self.world.device)
-        with torch.no_grad():
-            for tensor in model.state_dict(keep_vars=True).values():
-                if isinstance(tensor, Tensor):
-                    broadcast(tensor.detach())
+        if self.world.size > 1:
+            for tensor in (*model.parameters(), *model.buffers()):
+                _take_from_rank_0(tensor)
         self._models[f"model{len(self._models) or ''}"] = model
         self._engine = None
         return model
@@ -173,7 +175,8 @@ class Run:
                 if last_batch is None and last_epoch is not None and batch.epoch > last_epoch:
                     break
                 fetched = time.perf_counter()
-                step = Step(self.step + 1, batch, context)
+                self._number = self.step + 1
+                step = Step(self._number, batch, context)
                 yield step
                 self.batches += 1
                 if step.is_updated:
@@ -206,7 +209,7 @@ class Run:
 
     def log(self, **values: Any) -> None:
         """Put values into the run's events, on rank 0; all ranks may call it."""
-        self.journal.events.emit("step", self.step + 1, **values)
+        self.journal.events.emit("step", self._number, **values)
 
     def state(self) -> dict[str, Tensor]:
         """Every tensor that training changes, under a name that says what it is."""
@@ -285,7 +288,9 @@ class Run:
             return
         if loader.tail == "pad":
             raise UserError("tail=pad with batch norm: padding would enter its statistics; use tail=short or tail=drop")
-        lane_batch = (loader.global_batch or _FEW_FOR_BATCH_NORM) // loader.lanes.count
+        if loader.global_batch is None:
+            return  # a loader of the user's own, which does not say
+        lane_batch = loader.global_batch // loader.lanes.count
         if lane_batch < _FEW_FOR_BATCH_NORM and self.world.is_main:
             logger.warning(
                 "batch norm sees %d samples at a time (global batch %d in %d lanes): use fewer lanes or a larger batch",
@@ -309,6 +314,14 @@ class Run:
         if step % self.log_every == 0 and self.journal.folder is not None:
             peaks = peak_memory_bytes(self.world.device)
             self.journal.rank_log.emit("step", step, data_s=data_s, compute_s=compute_s, **peaks)
+
+
+@torch.no_grad()
+def _take_from_rank_0(tensor: Tensor) -> None:
+    """As bytes: a backend need not know every type, and wants its tensors contiguous."""
+    if tensor.numel():
+        flat = tensor.detach().contiguous().reshape(-1)
+        tensor.copy_(broadcast(flat.view(torch.uint8)).view(tensor.dtype).view(tensor.shape))
 
 
 def _as_list(models: Models) -> list[nn.Module]:

@@ -201,12 +201,13 @@ class Awkward(nn.Module):
         self.frozen = nn.Linear(32, 32).requires_grad_(False)
         self.short = nn.Parameter(torch.randn(32).bfloat16())
         self.long = nn.Linear(32, 10).double()
+        self.number = nn.Parameter(torch.tensor(1.5))  # without dimensions
 
     def forward(self, inputs: Tensor) -> Tensor:
         hidden = self.frozen(self.first(inputs).tanh())
         if inputs[0, 0] > 0:  # in one lane yes, in another no
             hidden = hidden + self.sometimes(hidden)
-        scores: Tensor = self.long((hidden + self.short).double()).float()
+        scores: Tensor = self.long((hidden + self.short).double()).float() * self.number
         return scores
 
 

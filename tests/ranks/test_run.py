@@ -123,3 +123,53 @@ def test_a_rank_that_fails_alone_is_named_and_holds_nobody_up(tmp_path: Path) ->
         ranks(2).run(fail_alone, str(tmp_path / "a"))
     assert "rank 1 (first to fail)" in str(caught.value)
     assert "ValueError: planted" in str(caught.value)
+
+
+def speak_of_different_terms(world: World, names: list[list[str]]) -> None:
+    run = Run(None, world)
+    model = run.prepare(nn.Linear(4, 3))
+    optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
+    for step in run.open_steps(run.loader(DATA, 16), steps=1):
+        step.accumulate(lambda model, batch: {name: loss(model, batch) for name in names[world.rank]}, model)
+        step.update(optimizer)
+
+
+@pytest.mark.parametrize("names", [[["a", "b"], ["b", "a"]], [["a", "b"], ["a"]]])
+def test_different_terms_on_different_ranks_are_told(names: list[list[str]]) -> None:
+    with pytest.raises(RanksFailed, match="loss terms differ between ranks"):
+        ranks(2, timeout_s=30).run(speak_of_different_terms, names)
+
+
+def forget_the_update(world: World) -> list[float]:
+    run = Run(None, world)
+    model = run.prepare(nn.Linear(4, 3))
+    optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
+    for step in run.open_steps(run.loader(DATA, 16), epochs=1):
+        step.accumulate(loss, model)
+        if step.batch.number != 1:
+            step.update(optimizer)
+    run.finish()
+    weights: list[float] = model.weight.flatten().tolist()
+    return weights
+
+
+def test_a_batch_without_an_update_is_skipped_alike_everywhere() -> None:
+    alone = ranks(1).run(forget_the_update)[0]
+    assert ranks(3).run(forget_the_update) == [alone] * 3
+
+
+def evaluate_with_draws(world: World) -> tuple[dict[str, float], float]:
+    run = Run(None, world)
+    model = run.prepare(nn.Linear(4, 3))
+
+    def draw(_model: nn.Module, batch: Sequence[Tensor]) -> dict[str, tuple[float, int]]:
+        return {"drawn": (torch.rand(1).item(), len(batch[0]))}
+
+    torch.manual_seed(1)
+    return run.evaluate(model, DATA, draw, batch=10), torch.rand(1).item()
+
+
+def test_what_a_metric_draws_does_not_depend_on_the_ranks() -> None:
+    alone = ranks(1).run(evaluate_with_draws)[0]
+    for num_ranks in (2, 3):
+        assert ranks(num_ranks).run(evaluate_with_draws) == [alone] * num_ranks

@@ -7,19 +7,17 @@ with (seed, epoch, index). A data set with `__getitems__` fetches many at once a
 run's numerics, but not on the number of processes or workers.
 """
 
-import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
 
 from lockstep.data.order import Indices
 from lockstep.errors import UserError
-from lockstep.world.randomness import key_of
+from lockstep.world.randomness import key_of, seed_cpu_streams, undisturbed_streams
 
 Collate: TypeAlias = Callable[[list[Any]], Any]
 
@@ -135,27 +133,6 @@ class SampleSource:
         with explained(f"reading the samples {_listed(indices)} of the data set (epoch {epoch}, lane {lane})"):
             samples: list[Any] = self._dataset.__getitems__(indices)
             return samples
-
-
-def seed_cpu_streams(key: int) -> None:
-    """Seed the three global streams that a data set may draw from; the GPU's is the caller's, and stays as it is."""
-    torch.default_generator.manual_seed(key)
-    random.seed(key)
-    np.random.seed(key & 0xFFFFFFFF)  # all it takes at once
-
-
-@contextmanager
-def undisturbed_streams() -> Iterator[None]:
-    """Put the three global streams back afterwards: what the caller draws must not depend on who fetches."""
-    torch_state = torch.default_generator.get_state()
-    python_state = random.getstate()
-    numpy_state = np.random.get_state(legacy=False)
-    try:
-        yield
-    finally:
-        torch.default_generator.set_state(torch_state)
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
 
 
 def _table_of(dataset: Any) -> tuple[tuple[Tensor, ...], Tensor | None] | None:

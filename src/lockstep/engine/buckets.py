@@ -14,7 +14,7 @@ _ALIGNMENT_BYTES = 64
 class Bucket(NamedTuple):
     """Parameters whose gradients travel together, and where each begins in the buffer.
 
-    After the gradients stands one number per parameter: how many ranks' lanes had a gradient for it at all.
+    After the gradients stands one number per parameter: how many tree nodes had a gradient for it at all.
     """
 
     indices: tuple[int, ...]  # into the parameter list

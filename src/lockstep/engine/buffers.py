@@ -23,7 +23,8 @@ Rule = Literal["mean", "first", "max"]
 RULES: tuple[Rule, ...] = ("mean", "first", "max")
 
 # A change made through `.data` leaves no trace on the tensor, so every so often the values themselves are compared.
-_COMPARE_EVERY = 50
+# Odd, so that a step of two passes has both of them compared.
+_COMPARE_EVERY = 49
 
 
 class Slot(NamedTuple):
@@ -34,10 +35,20 @@ class Slot(NamedTuple):
     key: str
 
     @property
+    def is_empty(self) -> bool:
+        return self.module._buffers[self.key] is None
+
+    @property
     def tensor(self) -> Tensor:
         tensor = self.module._buffers[self.key]
         assert tensor is not None
         return tensor
+
+    @property
+    def version(self) -> tuple[Tensor | None, int]:
+        """Which tensor it is, and how often it has been changed in place."""
+        tensor = self.module._buffers[self.key]
+        return tensor, 0 if tensor is None else tensor._version
 
 
 class LaneBuffers:
@@ -51,13 +62,15 @@ class LaneBuffers:
             pattern = next((pattern for pattern in rules if fnmatchcase(slot.name, pattern)), None)
             unmatched.discard(pattern or "")
             rule = _own_rule(slot) if pattern is None else rules[pattern]
+            if rule == "mean" and not slot.tensor.is_floating_point():
+                raise UserError(f"buffers: {slot.name} holds {slot.tensor.dtype}, which has no mean: use first or max")
             (self._fixed if rule is None else self._slots[rule]).append(slot)
         if unmatched:
             raise UserError(f"buffers: {sorted(unmatched)[0]!r} matches no buffer of the model")
         self._managed = [slot for slots in self._slots.values() for slot in slots]
-        self._versions: list[tuple[Tensor, int]] = []
+        self._versions: list[tuple[Tensor | None, int]] = []
         self._is_changed = False
-        self._steps = 0
+        self._passes = 0
 
     @property
     def any_managed(self) -> bool:
@@ -72,9 +85,10 @@ class LaneBuffers:
         self._means: TreeSum[Tensor] = TreeSum(Tensor.add_)
         self._maxima: list[Tensor] | None = None
         self._first: list[Tensor] | None = None
-        self._versions = [(slot.tensor, slot.tensor._version) for slot in self._fixed]
-        self._copies = [slot.tensor.clone() for slot in self._fixed] if self._steps % _COMPARE_EVERY == 0 else []
-        self._steps += 1
+        self._versions = [slot.version for slot in self._fixed]
+        is_due = self._passes < 2 or self._passes % _COMPARE_EVERY == 0
+        self._copies = [None if slot.is_empty else slot.tensor.clone() for slot in self._fixed] if is_due else []
+        self._passes += 1
 
     def open_lane(self) -> None:
         if self._is_changed:
@@ -101,8 +115,10 @@ class LaneBuffers:
         if not self._fixed:
             return
         for number, (slot, (tensor, version)) in enumerate(zip(self._fixed, self._versions, strict=True)):
-            same = slot.tensor is tensor and tensor._version == version
-            if not same or (self._copies and not torch.equal(slot.tensor, self._copies[number])):
+            before = self._copies[number] if self._copies else None
+            now, now_version = slot.version
+            same = now is tensor and now_version == version
+            if not same or (before is not None and not torch.equal(slot.tensor, before)):
                 raise UserError(
                     f"the forward pass changes the buffer {slot.name}: say how lanes are to be combined, "
                     f"buffers={{{slot.name!r}: 'mean' | 'first' | 'max'}}"
@@ -162,13 +178,15 @@ def _slots_of(modules: Iterable[nn.Module]) -> Iterable[Slot]:
     seen = set()
     for root in modules:
         for path, module in root.named_modules():
-            for key, tensor in module._buffers.items():
-                if tensor is not None and (id(module), key) not in seen:
+            for key in module._buffers:
+                if (id(module), key) not in seen:
                     seen.add((id(module), key))
                     yield Slot(f"{path}.{key}" if path else key, module, key)
 
 
 def _own_rule(slot: Slot) -> Rule | None:
+    if slot.is_empty:
+        return None
     if isinstance(slot.module, _NormBase) and slot.key in ("running_mean", "running_var"):
         return "mean"
     is_counter = slot.tensor.numel() == 1 and not slot.tensor.is_floating_point() and slot.tensor.dtype != torch.bool

@@ -109,12 +109,17 @@ class Channel:
         return future
 
     def _work(self) -> None:
+        failure: BaseException | None = None
         while (entry := self._jobs.get()) is not None:
             future, job = entry
-            try:
-                future.set_result(job())
-            except BaseException as error:
-                future.set_exception(error)
+            if failure is None:
+                try:
+                    future.set_result(job())
+                    continue
+                except BaseException as error:
+                    failure = error
+            # After a failure the ranks are no longer at the same message: nothing more is sent.
+            future.set_exception(failure)
 
     def _run_on_stream(
         self, ready: torch.cuda.Event, finished: torch.cuda.Event, job: Callable[..., T], *args: Any

@@ -24,6 +24,8 @@ def state_of(
         for name, tensor in model.state_dict(keep_vars=True).items():
             if isinstance(tensor, Tensor):
                 state[f"{prefix}/{name}"] = tensor.detach()
+        for name, buffer in model.named_buffers():  # those that are not saved count too
+            state[f"{prefix}/{name}"] = buffer.detach()
         for name, parameter in model.named_parameters():
             names.setdefault(id(parameter), f"{prefix}/{name}")
     for prefix, optimizer in (optimizers or {}).items():

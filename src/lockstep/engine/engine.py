@@ -14,7 +14,7 @@ class LanePass(Protocol):
 
     def open_lane(self, lane: int, size: int) -> None: ...
 
-    def backward(self, terms: Terms, *, more: bool) -> None:
+    def backward(self, terms: Terms, *, more: bool, retain_graph: bool = False) -> None:
         """`more`: another backward pass follows in the same lane."""
         ...
 

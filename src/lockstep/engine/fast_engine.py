@@ -73,7 +73,7 @@ class FastPass:
         self._is_complete = False
         self._table.add_lane(lane, size)
 
-    def backward(self, terms: Terms, *, more: bool) -> None:
+    def backward(self, terms: Terms, *, more: bool, retain_graph: bool = False) -> None:
         if self._is_complete:
             raise UserError("a second backward pass in one lane: say more=True in all but the lane's last")
         if len(terms) > 1:
@@ -83,7 +83,7 @@ class FastPass:
         ((loss_sum, _),) = terms.values()
         if not more and self._lane == self._engine.last_lane:
             loss_sum = self._synchronising(loss_sum)
-        loss_sum.backward()  # type: ignore[no-untyped-call]
+        loss_sum.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
 
     def close_lane(self) -> None:
         pass

@@ -46,7 +46,8 @@ class GradientTree(ABC):
         self._versions: list[list[int]] = []
 
     def open_lane(self, lane: int, *, one_pass: bool) -> None:
-        """`one_pass`: there will be a single backward pass, so autograd's own `+=` can be the tree's addition."""
+        """There must be no gradients yet. `one_pass`: there will be a single backward pass, so that autograd's own `+=`
+        can be the tree's addition."""
         self._skip_to(lane)
         self._next_lane = lane + 1
         self._node = leaf(lane)
@@ -58,15 +59,14 @@ class GradientTree(ABC):
                 self._versions.append([-1 if gradient is None else gradient._version for gradient in gradients])
                 for parameter, gradient in zip(members, gradients, strict=True):
                     parameter.grad = gradient
-        else:
-            for members in self._members:
-                for parameter in members:
-                    parameter.grad = None
 
     def close_lane(self) -> None:
         self._check_layout()
         self._sums.push(self._node, [self._taken(bucket) for bucket in range(len(self._members))])
         self._sibling = None
+        for members in self._members:
+            for parameter in members:
+                parameter.grad = None
 
     def overlap(self, scale: Scale | None) -> None:  # noqa: B027
         """The backward pass that follows is this rank's last."""
@@ -156,6 +156,8 @@ class ManyRanksGradients(GradientTree):
 
     def begin(self) -> None:
         super().begin()
+        for sent in self._sent:
+            sent.job.result()  # of a pass that no update asked for; its buffers are about to be used again
         self._sent = []
 
     def overlap(self, scale: Scale | None) -> None:
@@ -177,6 +179,7 @@ class ManyRanksGradients(GradientTree):
         self.send(scale)
         for bucket, members, (job, used_here) in zip(self._buckets, self._members, self._sent, strict=True):
             flat: Tensor = job.result()
+            # Views of a buffer that the next step fills again: whoever keeps a gradient must copy it.
             for parameter, view in zip(members, bucket.views(flat), strict=True):
                 parameter.grad = view.to(parameter.device)
             if not all(used_here):
@@ -184,6 +187,7 @@ class ManyRanksGradients(GradientTree):
                 for parameter, num_ranks in zip(members, used, strict=True):
                     if num_ranks == 0:
                         parameter.grad = None
+        self._sent = []
 
     def close(self) -> None:
         for hook in self._hooks:
@@ -233,17 +237,23 @@ class ManyRanksGradients(GradientTree):
             scale_gradients([summed[: max(0, bucket.num_gradients - start)]], self._scale())
 
 
-def scale_gradients(gradients: list[Tensor], scale: Tensor) -> None:
+def scale_gradients(gradients: Sequence[Tensor], scale: Tensor) -> None:
     """Multiply by a number, in place, with the same bits whether it happens tensor by tensor or in a flat buffer.
 
-    Torch rounds a number differently where it meets low precision as a number, as a tensor or in a list, and does not
-    divide by all of them alike either: so the number is a tensor always, and low precision is multiplied in fp32.
+    Torch computes with a number in another precision where it meets one as a number, as a tensor, in a list, or meets a
+    tensor without dimensions: so it is a tensor always, of the precision to compute in.
     """
-    if all(gradient.dtype in (torch.float32, torch.float64) for gradient in gradients):
-        torch._foreach_mul_(gradients, scale)
-        return
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for gradient in gradients:
-        gradient.copy_(gradient.to(torch.promote_types(gradient.dtype, torch.float32)).mul_(scale))
+        by_dtype.setdefault(gradient.dtype, []).append(gradient)
+    for dtype, alike in by_dtype.items():
+        computed_in = torch.promote_types(dtype, torch.float32)
+        factor = scale.to(torch.float64 if computed_in in (torch.float64, torch.complex128) else torch.float32)
+        if computed_in == dtype:
+            torch._foreach_mul_(alike, factor)
+        else:
+            for gradient in alike:
+                gradient.copy_(gradient.to(computed_in).mul_(factor))
 
 
 def _add_partials(left: Partial, right: Partial) -> Partial:

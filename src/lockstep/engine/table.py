@@ -1,7 +1,9 @@
 """What each lane has to say about a step besides its gradients: loss sums and counts, and how many samples it had."""
 
+import hashlib
+import operator
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +17,7 @@ Terms = Mapping[str, Term]
 ONLY_TERM = "loss"  # the name of a loss that is one sum and one count
 MAX_TERMS = 8
 
-_SIZE, _NUM_TERMS, _FIRST_COUNT, _FIRST_SUM = 0, 1, 2, 2 + MAX_TERMS
+_SIZE, _NAMES, _NUM_TERMS, _FIRST_COUNT, _FIRST_SUM = 0, 1, 2, 3, 3 + MAX_TERMS
 _NUM_COLUMNS = _FIRST_SUM + MAX_TERMS
 
 
@@ -59,21 +61,22 @@ class LaneTable:
         self.names = names
         row = self._rows[lane]
         for number, (loss_sum, count) in enumerate(terms.values()):
+            count = count if type(count) is int else _checked(count)
             if len(row.sums) == number:
-                row.sums.append(loss_sum.detach())
+                row.sums.append(loss_sum.detach().reshape(()))
                 row.counts.append(count)
             else:
-                row.sums[number] = row.sums[number] + loss_sum.detach()
+                row.sums[number] = row.sums[number] + loss_sum.detach().reshape(())
                 row.counts[number] += count
 
     def local(self) -> Tensor:
         """The table in fp64, with this rank's rows only; zeros elsewhere."""
         table = torch.zeros(self._num_lanes, _NUM_COLUMNS, dtype=torch.float64)
-        num_terms = len(self.names)
+        num_terms, names = len(self.names), _fingerprint(self.names)
         for lane, row in self._rows.items():
             numbers = [count if isinstance(count, int | float) else 0.0 for count in row.counts]
             table[lane, : _FIRST_COUNT + len(numbers)] = torch.tensor(
-                [row.size, num_terms, *numbers], dtype=torch.float64
+                [row.size, names, num_terms, *numbers], dtype=torch.float64
             )
         table = table.to(self._device)
         for lane, row in self._rows.items():
@@ -88,6 +91,13 @@ class LaneTable:
         """All ranks' rows are here: the sum of their local tables, which is exact in any order, because every element
         is zero on all ranks but one."""
         self._shared = rows
+
+    def check_names(self) -> None:
+        """All ranks must speak of the same terms: else gradients of different terms would be added up."""
+        if len({names for names in self._all_rows[:, _NAMES].tolist() if names}) > 1:
+            raise UserError(
+                f"loss terms differ between ranks; here they are {list(self.names)}: the same names, in the same order"
+            )
 
     @property
     def num_terms(self) -> int:
@@ -117,6 +127,25 @@ class LaneTable:
         if self._shared is None:
             self._shared = self.local()
         return self._shared
+
+
+def _checked(count: Any) -> Count:
+    """A count as a plain number, or as a tensor of one element; numpy's numbers are numbers too."""
+    if isinstance(count, Tensor) and count.numel() == 1:
+        return count.detach().reshape(())
+    try:
+        return operator.index(count)
+    except TypeError:
+        pass
+    try:
+        return float(count)
+    except (TypeError, ValueError, RuntimeError):
+        raise UserError(f"a loss's count is a number or a tensor of one element, not {count!r}") from None
+
+
+def _fingerprint(names: tuple[str, ...]) -> int:
+    """A whole number that fp64 holds exactly; 0: no names."""
+    return int.from_bytes(hashlib.blake2b("\x1f".join(names).encode(), digest_size=6).digest()) if names else 0
 
 
 class _Row(NamedTuple):

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -36,6 +37,7 @@ class TreeEngine:
         for model in models:
             _refuse_collectives_in_forward(model)
         self.world = world
+        self._models = models
         self.lanes = lanes
         self.own_lanes = lanes.of(world.rank)
         self.last_lane = self.own_lanes[-1]
@@ -46,7 +48,7 @@ class TreeEngine:
         self._bucket_bytes = bucket_bytes
         self._all_parameters = list(dict.fromkeys(p for model in models for p in model.parameters()))
         self._trees: dict[tuple[int, ...], list[GradientTree]] = {}
-        self._reciprocals: dict[tuple[float, torch.dtype], Tensor] = {}
+        self._reciprocals: dict[tuple[float, torch.dtype, int], Tensor] = {}
 
     def start_pass(self, parameters: Sequence[Parameter]) -> "TreePass":
         """Gradients of these parameters; those of other parameters are left alone."""
@@ -65,13 +67,17 @@ class TreeEngine:
     def reciprocal(self, loss_sum: Tensor, count: Count) -> Tensor:
         """1 / count, like the loss. Counts come again and again, so the tensors are kept."""
         if isinstance(count, Tensor):
-            return nonzero(count).reciprocal().to(loss_sum)
-        key = (count, loss_sum.dtype)
+            return nonzero(count.detach().reshape(())).double().reciprocal().to(loss_sum).expand_as(loss_sum)
+        key = (count, loss_sum.dtype, loss_sum.dim())
         if key not in self._reciprocals:
             if len(self._reciprocals) >= _MAX_RECIPROCALS:
                 self._reciprocals.clear()
-            self._reciprocals[key] = loss_sum.new_tensor(1.0 / (count or 1))
+            self._reciprocals[key] = loss_sum.new_full(loss_sum.shape, 1.0 / (count or 1))
         return self._reciprocals[key]
+
+    def name_of(self, parameter: Parameter) -> str:
+        names = (name for model in self._models for name, other in model.named_parameters() if other is parameter)
+        return next(names, "(unnamed)")
 
     def close(self, *, abandon: bool = False) -> None:
         for trees in self._trees.values():
@@ -101,6 +107,9 @@ class TreePass:
         self._trees: list[GradientTree] = []  # one for each term of the loss, once that is known
         self._has_more = False  # another backward pass is to follow in the open lane
         self._is_scaled = False  # by the backward pass itself
+        self._versions = [parameter._version for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = None
         engine.buffers.begin()
 
     def open_lane(self, lane: int, size: int) -> None:
@@ -110,7 +119,7 @@ class TreePass:
         self._table.add_lane(lane, size)
         self._engine.buffers.open_lane()
 
-    def backward(self, terms: Terms, *, more: bool) -> None:
+    def backward(self, terms: Terms, *, more: bool, retain_graph: bool = False) -> None:
         if self._is_complete:
             raise UserError("a second backward pass in one lane: say more=True in all but the lane's last")
         is_only = not more and not self._has_more
@@ -127,13 +136,14 @@ class TreePass:
             self._share_table()
         for number, (tree, (loss_sum, count)) in enumerate(zip(self._trees, terms.values(), strict=True)):
             if not self._has_more:
+                self._require_no_gradients()
                 tree.open_lane(self._lane, one_pass=is_only)
             if is_last:
                 tree.overlap(self._scale(number))
             torch.autograd.backward(
                 loss_sum,
                 self._engine.reciprocal(loss_sum, count) if self._is_scaled else None,
-                retain_graph=number < len(self._trees) - 1,
+                retain_graph=retain_graph or number < len(self._trees) - 1,
                 inputs=self._inputs,
             )
             if not more:
@@ -149,6 +159,9 @@ class TreePass:
         self._engine.buffers.close_lane(self._lane, self._size)
 
     def end(self) -> None:
+        self._require_no_gradients()
+        if self._versions != [parameter._version for parameter in self._parameters]:
+            self._name_the_changed_parameter()
         self._engine.buffers.check()
         self._share_table()
         if self._engine.channel is None or self._engine.exchange is None:
@@ -173,6 +186,23 @@ class TreePass:
 
     def loss(self) -> Tensor:
         return self._table.loss()
+
+    def _require_no_gradients(self) -> None:
+        if any(parameter.grad is not None for parameter in self._parameters):
+            raise UserError(
+                "a lane called .backward() itself: call step.backward(loss_sum, count), which knows the tree"
+            )
+
+    def _name_the_changed_parameter(self) -> NoReturn:
+        changed = next(
+            parameter
+            for parameter, version in zip(self._parameters, self._versions, strict=True)
+            if parameter._version != version
+        )
+        raise UserError(
+            f"the forward pass changes the parameter {self._engine.name_of(changed)}, so later lanes would see another "
+            "model than earlier ones (an Embedding with max_norm?): use determinism=fast"
+        )
 
     def _share_table(self) -> None:
         """Ask for the other ranks' sums and counts; before the first gradients leave, because those wait for them."""
@@ -202,6 +232,8 @@ class TreePass:
     def _exchange_table(self, rows: Tensor, group: dist.ProcessGroup | None) -> None:
         dist.all_reduce(rows, group=group)
         self._table.complete(rows)
+        if rows.is_cpu:  # reading it would make a GPU wait, in every step
+            self._table.check_names()
 
     def _exchange_buffers(self) -> None:
         engine = self._engine

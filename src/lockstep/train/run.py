@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
@@ -46,7 +47,7 @@ from lockstep.world.collectives import broadcast
 from lockstep.world.fingerprint import fingerprint
 from lockstep.world.memory import peak_memory_bytes
 from lockstep.world.objects import all_gather_object
-from lockstep.world.randomness import key_of, seed_streams
+from lockstep.world.randomness import derived, key_of, seed_streams, undisturbed_streams
 from lockstep.world.setup import setup_distributed
 from lockstep.world.world import World
 
@@ -117,6 +118,8 @@ class Run:
 
     def prepare(self, model: Module) -> Module:
         """The same module, on this rank's device, with rank 0's weights and buffers."""
+        if any(isinstance(p, UninitializedParameter) for p in model.parameters()):
+            raise UserError("the model has lazy modules without weights yet: run a batch through it first")
         model.to(self.world.device)
         if self.world.size > 1:
             for tensor in (*model.parameters(), *model.buffers()):
@@ -128,6 +131,8 @@ class Run:
     def optimizer(self, models: Models, make: Callable[[list[Parameter]], Optimizer] | Optimizer) -> Optimizer:
         """An optimizer for these models' trainable parameters: made by a function of them, or ready-made."""
         made = make if isinstance(make, Optimizer) else make(self._parameters_of(models))
+        if isinstance(made, torch.optim.LBFGS):
+            raise UserError("LBFGS evaluates the loss several times in a step, which a step of lanes does not offer")
         self._optimizers[f"optimizer{len(self._optimizers) or ''}"] = made
         return made
 
@@ -163,6 +168,8 @@ class Run:
         """The same without the end, for a loop that has something to do after its last step."""
         if (epochs is None) == (steps is None):
             raise ValueError("give either epochs or steps")
+        if (steps if epochs is None else epochs) == 0:
+            return
         context = self._start(loader, epochs, steps)
         last_step = None if steps is None else self.step + steps
         last_batch = None if epochs is None or not _is_sized(loader) else self.batches + epochs * len(loader)
@@ -177,16 +184,18 @@ class Run:
                 fetched = time.perf_counter()
                 self._number = self.step + 1
                 step = Step(self._number, batch, context)
-                yield step
-                self.batches += 1
+                try:
+                    yield step
+                finally:  # also where the loop is left by `break`
+                    self.batches += 1
+                    self.step += step.is_updated
                 if step.is_updated:
-                    self.step += 1
                     self._after(step.number, fetched - started, time.perf_counter() - fetched)
                 if self.step == last_step:
                     break
                 started = time.perf_counter()
-        except BaseException:  # also a `break` in the user's loop
-            self.close(abandon=True)
+        except BaseException:  # the loop was left in the middle; `finish` or `close` may still be called
+            self._drop_engine(abandon=True)
             raise
 
     def evaluate(self, model: Any, dataset: Any, metrics: Metrics, *, batch: int = 256) -> dict[str, float]:
@@ -195,16 +204,20 @@ class Run:
         `dataset` may be a loader as well. The batches it is cut into do not depend on the number of ranks.
         """
         loader = dataset if isinstance(dataset, EvaluationLoader) else EvaluationLoader(dataset, batch, self.world)
-        models = _as_list(model)
-        were_training = [module.training for module in models]
-        for module in models:
-            module.eval()
+        modules = [module for root in _as_list(model) for module in root.modules()]
+        were_training = [module.training for module in modules]
         tally = Tally(self.world.device)
-        with torch.no_grad():
-            for chunk in loader:
-                tally.add(chunk.chunk, metrics(model, chunk.data))
-        for module, was_training in zip(models, were_training, strict=True):
-            module.train(was_training)
+        key = key_of(self.seed, "evaluation")
+        try:
+            for root in _as_list(model):
+                root.eval()
+            with torch.no_grad(), undisturbed_streams(cuda=True):
+                for chunk in loader:
+                    seed_streams(derived(key, chunk.chunk))  # what a metric draws must not depend on who draws it
+                    tally.add(chunk.chunk, metrics(model, chunk.data))
+        finally:
+            for module, was_training in zip(modules, were_training, strict=True):
+                module.training = was_training
         return tally.means(loader.num_chunks)
 
     def log(self, **values: Any) -> None:
@@ -224,7 +237,8 @@ class Run:
         own = self.digest()
         if len(set(all_gather_object(own))) > 1:
             digests = all_gather_object(tensor_digests(self.state()))
-            name = next(name for name in digests[0] if len({theirs.get(name) for theirs in digests}) > 1)
+            names = dict.fromkeys(name for theirs in digests for name in theirs)
+            name = next(name for name in names if len({theirs.get(name) for theirs in digests}) > 1)
             raise LockstepError(f"after step {self.step} the ranks differ in {name}: was it changed outside of a step?")
         self.journal.events.emit("end", self.step, digest=own, **facts)
         self.close()
@@ -232,18 +246,20 @@ class Run:
 
     def close(self, *, abandon: bool = False) -> None:
         """Let go of the folder and of the other ranks; `abandon`: without waiting for them. `finish` does it too."""
+        self._drop_engine(abandon=abandon)
+        self.journal.close()
+
+    def _drop_engine(self, *, abandon: bool) -> None:
         if self._engine is not None:
             self._engine.close(abandon=abandon)
             self._engine = None
-        self.journal.close()
 
     def _start(self, loader: Loader, epochs: int | None, steps: int | None) -> StepContext:
         if not self._models:
             raise UserError("nothing to train: run.prepare(model) comes before run.steps(…)")
         self._check_batch_norm(loader)
         self._parameters = {}
-        if self._engine is not None:
-            self._engine.close()
+        self._drop_engine(abandon=False)
         self._engine = self._make_engine(loader)
         numerics = {
             "seed": self.seed,

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -13,11 +14,11 @@ from lockstep.engine.engine import Engine, LanePass
 from lockstep.engine.norm import clip_by_norm
 from lockstep.engine.table import Count, Term, Terms, as_terms
 from lockstep.errors import UserError
-from lockstep.world.randomness import derived, seed_streams, seed_torch
+from lockstep.world.randomness import derived, seed_streams
 
 Models = nn.Module | Sequence[nn.Module]
 Loss = Callable[..., Term | Terms]
-"""`loss(model, batch)` → a sum and a count, or several by name; with `tail="pad"`, `loss(model, batch, weight)`."""
+"""`loss(model, batch)` → a sum and a count, or several by name; with `tail="pad"`, `loss(model, batch, weight=…)`."""
 
 
 class StepContext(NamedTuple):
@@ -68,7 +69,7 @@ class Step:
         for earlier in self._passes:
             if not set(earlier.parameters).isdisjoint(parameters):
                 raise UserError("a second pass over the same model before step.update(): the first would be lost")
-            earlier.lane_pass.finish()  # this one may need the buffers it leaves
+            earlier.finish()  # this one may need the buffers it leaves
         lane_pass = self._context.engine.start_pass(parameters)
         for lane, data, size, weight in self.batch.lanes:
             lane_pass.open_lane(lane, size)
@@ -80,7 +81,7 @@ class Step:
                 self._open = None
             lane_pass.close_lane()
         # What is drawn from here to the next lanes is the same on all ranks, whatever lanes they had.
-        seed_torch(derived(self._context.update_key, _place(self.batch.number, number)))
+        seed_streams(derived(self._context.update_key, _place(self.batch.number, number)))
         lane_pass.end()
         self._passes.append(_Pending(lane_pass, parameters))
 
@@ -90,7 +91,14 @@ class Step:
             result = loss(model, data) if self.weight is None else self._weighted(loss, model, data)
             self.backward(result)
 
-    def backward(self, loss_sum: Tensor | Term | Terms, count: Count | None = None, *, more: bool = False) -> None:
+    def backward(
+        self,
+        loss_sum: Tensor | Term | Terms,
+        count: Count | None = None,
+        *,
+        more: bool = False,
+        retain_graph: bool = False,
+    ) -> None:
         """The backward pass of a lane's loss: its sum and its count, or terms by name.
 
         Several in one lane add up, sums and counts; all but the last say `more=True`.
@@ -98,17 +106,21 @@ class Step:
         if self._open is None:
             raise UserError("step.backward() belongs inside `for batch in step.lanes:`")
         loss: Any = loss_sum if count is None else (loss_sum, count)
-        self._open.backward(as_terms(loss), more=more)
+        self._open.backward(as_terms(loss), more=more, retain_graph=retain_graph)
 
     def update(self, *optimizers: Optimizer) -> None:
-        """Wait for all ranks' gradients, clip them, and let the optimizers step."""
-        if not self._passes:
+        """Wait for all ranks' gradients of the optimizers' parameters, clip them, and let the optimizers step."""
+        parameters = {p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+        passes = [each for each in self._passes if not parameters.isdisjoint(each.parameters)]
+        if not passes:
             raise UserError("step.update() without gradients: run step.accumulate(…), or all of step.lanes, before it")
-        self._last_pass = self._passes[-1].lane_pass
-        self._last_pass.finish()
-        self._passes = []
+        for each in passes:
+            each.finish()
+        self._passes = [each for each in self._passes if each not in passes]
+        self._last_pass = passes[-1].lane_pass
         if self._context.clip_norm is not None:
-            self.norm = clip_by_norm(_gradients(optimizers), self._context.clip_norm)
+            gradients = [p.grad for each in passes for p in each.parameters if p in parameters and p.grad is not None]
+            self.norm = clip_by_norm(gradients, self._context.clip_norm)
         for optimizer in optimizers:
             optimizer.step()
         self.is_updated = True
@@ -121,25 +133,28 @@ class Step:
         return self._last_pass.loss().item()
 
     def _weighted(self, loss: Loss, model: Models, data: Any) -> Term | Terms:
-        if len(inspect.signature(loss).parameters) < 3:
+        parameters = inspect.signature(loss).parameters
+        if "weight" not in parameters and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             raise UserError(
                 "tail=pad gives samples of weight zero, so the loss must take them: loss(model, batch, weight)"
             )
-        return loss(model, data, self.weight)
+        return loss(model, data, weight=self.weight)
 
 
-class _Pending(NamedTuple):
+@dataclass(eq=False)
+class _Pending:
     """A pass over the lanes whose gradients no update has used yet."""
 
     lane_pass: LanePass
     parameters: list[Parameter]
+    is_finished: bool = False
+
+    def finish(self) -> None:
+        if not self.is_finished:
+            self.lane_pass.finish()
+            self.is_finished = True
 
 
 def _place(batch: int, number: int, lane: int = 0) -> int:
     """One number for a lane of a pass over a batch: up to 2⁸ passes and 2²⁰ lanes."""
     return batch << 28 | number << 20 | lane
-
-
-def _gradients(optimizers: Sequence[Optimizer]) -> list[Tensor]:
-    parameters = (p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"])
-    return [parameter.grad for parameter in parameters if parameter.grad is not None]

@@ -2,6 +2,8 @@
 
 import hashlib
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -29,15 +31,32 @@ def stream(seed: int, *key: int | str) -> torch.Generator:
     return torch.Generator().manual_seed(key_of(seed, *key))
 
 
-def seed_torch(key: int) -> None:
-    """Start torch's global streams from a key."""
-    torch.default_generator.manual_seed(key)  # 50 times faster than torch.manual_seed
+def seed_streams(key: int) -> None:
+    """Start torch's, numpy's and Python's global streams from a key: what any code that draws will draw from."""
+    seed_cpu_streams(key)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed(key)
 
 
-def seed_streams(key: int) -> None:
-    """Start torch's, numpy's and Python's global streams from a key: what any code that draws will draw from."""
-    seed_torch(key)
+def seed_cpu_streams(key: int) -> None:
+    """The same without the GPU's stream, for what happens off it."""
+    torch.default_generator.manual_seed(key)  # 50 times faster than torch.manual_seed
     np.random.seed(key & _NUMPY_SEED_BITS)
     random.seed(key)
+
+
+@contextmanager
+def undisturbed_streams(*, cuda: bool = False) -> Iterator[None]:
+    """Put the global streams back afterwards, with `cuda` the GPU's too: the caller draws on as if nothing had been."""
+    torch_state = torch.default_generator.get_state()
+    python_state = random.getstate()
+    numpy_state = np.random.get_state(legacy=False)
+    cuda_state = torch.cuda.get_rng_state() if cuda and torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(torch_state)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        if cuda_state is not None:
+            torch.cuda.set_rng_state(cuda_state)

@@ -66,13 +66,30 @@ def test_other_settings_in_the_same_folder_are_refused(tmp_path: Path) -> None:
     train(Run(tmp_path / "a", World(), seed=1, sinks=[]))
 
 
-def test_leaving_the_loop_early_lets_go_of_the_folder(tmp_path: Path) -> None:
+def test_the_loop_can_be_left_early_and_taken_up_again(tmp_path: Path) -> None:
+    run = Run(tmp_path / "a", World(), sinks=[])
+    model = run.prepare(nn.Linear(4, 3))
+    optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
+    seen = []
     for _ in range(2):
-        run = Run(tmp_path / "a", World(), sinks=[])
-        model = run.prepare(nn.Linear(4, 3))
-        steps = run.steps(run.loader(DATA, 16), steps=100)
-        next(steps).accumulate(loss, model)
-        steps.close()  # type: ignore[attr-defined]
+        for step in run.open_steps(run.loader(DATA, 16), steps=100):
+            seen.append((step.number, step.batch.number))
+            step.accumulate(loss, model)
+            step.update(optimizer)
+            if step.every(3):
+                break
+    run.log(loss=1.0)
+    run.finish()
+    assert seen == [(number + 1, number) for number in range(6)]
+    last = list(read_lines(tmp_path / "a" / "events.jsonl"))[-2:]
+    assert [(event["kind"], event["step"]) for event in last] == [("step", 6), ("end", 6)]
+
+
+def test_no_steps_are_none() -> None:
+    run = Run(None, World())
+    run.prepare(nn.Linear(4, 3))
+    assert list(run.steps(run.loader(DATA, 16), steps=0)) == []
+    assert list(run.steps(run.loader(DATA, 16), epochs=0)) == []
 
 
 def test_a_step_without_an_update_consumes_its_batch_and_does_not_count() -> None:
@@ -107,6 +124,25 @@ def test_evaluation_counts_every_sample_once() -> None:
     for batch in (5, 64, 1000):
         assert run.evaluate(model, DATA, correct, batch=batch)["accuracy"] == pytest.approx(expected)
     assert model.training
+
+
+def test_evaluation_leaves_modes_and_streams_as_they_were() -> None:
+    run = Run(None, World())
+    model = run.prepare(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3).eval()))
+    torch.manual_seed(0)
+    drawn: list[float] = []
+
+    def draw(_model: nn.Module, batch: Sequence[Tensor]) -> dict[str, tuple[float, int]]:
+        drawn.append(torch.rand(1).item())
+        return {"drawn": (drawn[-1] * len(batch[0]), len(batch[0]))}
+
+    first = run.evaluate(model, DATA, draw, batch=16)
+    assert run.evaluate(model, DATA, draw, batch=16) == first
+    assert len(set(drawn)) == 4
+    assert torch.rand(1).item() == torch.rand(1, generator=torch.Generator().manual_seed(0)).item()
+    with pytest.raises(ZeroDivisionError):
+        run.evaluate(model, DATA, lambda _model, _batch: 1 // 0)  # type: ignore[arg-type, return-value]
+    assert [module.training for module in model.modules()] == [True, True, False]
 
 
 def test_a_sampler_of_ones_own_means_fast_mode() -> None:
@@ -168,6 +204,12 @@ def test_a_rule_must_match_something() -> None:
         train(Run(None, World(), buffers={"codebook": "mean"}))
 
 
+def test_a_rule_must_fit_the_buffer() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    with pytest.raises(UserError, match=r"1.num_batches_tracked holds torch.int64, which has no mean"):
+        train(Run(None, World(), buffers={"*tracked": "mean"}), model)
+
+
 def test_frozen_batch_norm_keeps_its_statistics_to_the_bit() -> None:
     norm = nn.BatchNorm1d(3)
     norm.running_mean = torch.tensor([0.1, 0.2, 0.3])
@@ -180,7 +222,13 @@ def test_frozen_batch_norm_keeps_its_statistics_to_the_bit() -> None:
 def test_arguments_are_checked() -> None:
     with pytest.raises(UserError, match="expected lockstep or fast"):
         Run(None, World(), determinism="exact")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="trace=True needs a folder"):
+        Run(None, World(), trace=True)
     run = Run(None, World())
+    with pytest.raises(UserError, match="lazy modules"):
+        run.prepare(nn.LazyLinear(3))
+    with pytest.raises(UserError, match="LBFGS"):
+        run.optimizer(nn.Linear(2, 2), lambda params: torch.optim.LBFGS(params))
     with pytest.raises(UserError, match="needs global_batch="):
         run.loader(DATA)
     with pytest.raises(UserError, match="nothing to train"):

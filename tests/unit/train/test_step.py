@@ -1,8 +1,10 @@
 """One step on one process: what it computes, and what it says about misuse."""
 
+import random
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -125,7 +127,7 @@ def test_padding_weighs_nothing() -> None:
     optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.0))
     loader = run.loader(TensorDataset(INPUTS, TARGETS), 32, lanes=8, tail="pad")
 
-    def weighted(model: nn.Module, batch: Sequence[Tensor], weight: Tensor) -> tuple[Tensor, Tensor]:
+    def weighted(model: nn.Module, batch: Sequence[Tensor], *, weight: Tensor) -> tuple[Tensor, Tensor]:
         inputs, targets = batch
         assert len(inputs) == 4, "static shapes"
         return (weight * (model(inputs) - targets).square().squeeze(1)).sum(), weight.sum()
@@ -240,3 +242,95 @@ def test_sparse_gradients_are_refused() -> None:
     step = next(iter(run.open_steps(run.loader(TensorDataset(torch.zeros(8, 2, dtype=torch.int64)), 8), steps=1)))
     with pytest.raises(UserError, match="sparse"):
         step.accumulate(lambda model, batch: (model(batch[0]).sum(), 1), model)
+
+
+@pytest.mark.parametrize("count", [np.int64(1), np.float32(1), torch.tensor(1), torch.tensor([1.0])], ids=repr)
+@pytest.mark.parametrize("lanes", [1, 4])
+def test_a_count_may_be_any_number(count: Any, lanes: int) -> None:
+    setting = Setting(lanes)
+    step = setting.first_step()
+    step.accumulate(lambda model, batch: (squared(model, batch)[0], count * len(batch[0])), setting.model)
+    step.update(setting.optimizer)
+    torch.testing.assert_close(setting.gradient, setting.mean_gradient())
+    assert step.loss == pytest.approx(F.mse_loss(setting.model(INPUTS), TARGETS).item())
+
+
+def test_what_is_not_a_count_is_told() -> None:
+    setting = Setting()
+    with pytest.raises(UserError, match="a number or a tensor of one element, not 'many'"):
+        setting.first_step().accumulate(lambda model, batch: (squared(model, batch)[0], "many"), setting.model)  # type: ignore[arg-type, return-value]
+
+
+def test_a_plain_backward_in_a_lane_is_told() -> None:
+    setting = Setting()
+    step = setting.first_step()
+    with pytest.raises(UserError, match="a lane called"):
+        for batch in step.lanes:
+            squared(setting.model, batch)[0].backward()  # type: ignore[no-untyped-call]
+    step = setting.first_step()
+    with pytest.raises(UserError, match="a lane called"):
+        for batch in step.lanes:
+            step.backward(*squared(setting.model, batch))
+            squared(setting.model, batch)[0].backward()  # type: ignore[no-untyped-call]
+
+
+def test_a_parameter_that_changes_in_a_lane_is_named() -> None:
+    run = Run(None, World())
+    model = run.prepare(nn.Sequential(nn.Embedding(5, 2, max_norm=0.1)))
+    step = next(iter(run.open_steps(run.loader(TensorDataset(torch.zeros(8, dtype=torch.int64)), 8), steps=1)))
+    with pytest.raises(UserError, match=r"changes the parameter 0\.weight"):
+        step.accumulate(lambda model, batch: (model(batch[0]).sum(), 1), model)
+
+
+def test_gradients_are_nobodys_between_lanes_and_update() -> None:
+    setting = Setting()
+    step = setting.first_step()
+    step.accumulate(squared, setting.model)
+    assert setting.model.weight.grad is None
+
+
+def test_a_graph_can_be_kept_for_a_second_backward_pass() -> None:
+    setting = Setting()
+    step = setting.first_step()
+    for batch in step.lanes:
+        loss_sum, count = squared(setting.model, batch)
+        step.backward(loss_sum, count, more=True, retain_graph=True)
+        step.backward(loss_sum, 0)
+    step.update(setting.optimizer)
+    torch.testing.assert_close(setting.gradient, 2 * setting.mean_gradient())
+
+
+def test_two_passes_may_wait_for_two_updates() -> None:
+    run = Run(None, World(), clip_norm=0.01)
+    models = [run.prepare(nn.Linear(5, 1)) for _ in range(2)]
+    optimizers = [run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.0)) for model in models]
+    step = next(iter(run.open_steps(run.loader(TensorDataset(INPUTS, TARGETS), 24), steps=1)))
+    for model in models:
+        step.accumulate(squared, model)
+    for model, optimizer in zip(models, optimizers, strict=True):
+        step.update(optimizer)
+        assert torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).norm() == pytest.approx(
+            0.01, rel=1e-4
+        )
+
+
+def test_a_parameter_of_two_optimizers_is_clipped_once() -> None:
+    setting = Setting(clip_norm=0.01)
+    other = torch.optim.SGD(setting.model.parameters(), lr=0.0)
+    step = setting.first_step()
+    step.accumulate(squared, setting.model)
+    step.update(setting.optimizer, other)
+    gradients = [p.grad.flatten() for p in setting.model.parameters() if p.grad is not None]
+    assert torch.cat(gradients).norm() == pytest.approx(0.01, rel=1e-4)
+
+
+def test_passes_of_one_step_draw_differently() -> None:
+    setting = Setting()
+    step = setting.first_step()
+    drawn = []
+    for _ in range(2):
+        for batch in step.lanes:
+            drawn.append((torch.rand(1).item(), np.random.rand(), random.random()))
+            step.backward(*squared(setting.model, batch))
+        step.update(setting.optimizer)
+    assert len(set(drawn)) == 8

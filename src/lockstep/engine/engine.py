@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lockstep.engine.table import Terms
+from lockstep.errors import UserError
 
 
 class LanePass(Protocol):
@@ -39,3 +40,36 @@ class Engine(Protocol):
     def close(self, *, abandon: bool = False) -> None:
         """`abandon`: the loop was left in the middle, perhaps by a failure; do not wait for other ranks."""
         ...
+
+
+class BackwardPasses:
+    """The backward passes of the open lane: usually one; if there are several, all but the last are announced."""
+
+    def __init__(self) -> None:
+        self.open_lane()
+
+    def open_lane(self) -> None:
+        self.count = 0
+        self._is_complete = False
+
+    def add(self, num_terms: int, *, more: bool) -> bool:
+        """Note another one; is it the lane's only one?"""
+        if self._is_complete:
+            raise UserError("a second backward pass in one lane: say more=True in all but the lane's last")
+        is_only = not more and self.count == 0
+        if num_terms > 1 and not is_only:
+            raise UserError("a loss of several terms takes one backward pass in a lane: leave more=True away")
+        self.count += 1
+        self._is_complete = not more
+        return is_only
+
+    def close_lane(self) -> None:
+        if self.count and not self._is_complete:
+            raise UserError("the lane's last backward pass said more=True, but none followed")
+
+
+def require_no_gradients(parameters: Sequence[Parameter]) -> None:
+    """Only `step.backward` may leave any during a pass over the lanes."""
+    for parameter in parameters:
+        if parameter.grad is not None:
+            raise UserError("a lane called .backward() itself: call step.backward(loss_sum, count) instead")

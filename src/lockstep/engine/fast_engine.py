@@ -15,6 +15,7 @@ from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.data.lanes import Lanes
+from lockstep.engine.engine import BackwardPasses
 from lockstep.engine.gradients import Scale, scale_gradients
 from lockstep.engine.table import LaneTable, Terms
 from lockstep.errors import UserError
@@ -65,20 +66,19 @@ class FastPass:
         self._rows: Tensor | None = None  # of the table, on their way to the other ranks
         self._work: dist.Work | None = None
         self._is_shared = False
+        self._passes = BackwardPasses()
         for parameter in parameters:
             parameter.grad = None
 
     def open_lane(self, lane: int, size: int) -> None:
         self._lane = lane
-        self._is_complete = False
+        self._passes.open_lane()
         self._table.add_lane(lane, size)
 
     def backward(self, terms: Terms, *, more: bool, retain_graph: bool = False) -> None:
-        if self._is_complete:
-            raise UserError("a second backward pass in one lane: say more=True in all but the lane's last")
+        self._passes.add(len(terms), more=more)
         if len(terms) > 1:
             raise UserError("a loss of several terms needs determinism=lockstep: in fast mode add them up")
-        self._is_complete = not more
         self._table.record(self._lane, terms)
         ((loss_sum, _),) = terms.values()
         if not more and self._lane == self._engine.last_lane:
@@ -86,7 +86,7 @@ class FastPass:
         loss_sum.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
 
     def close_lane(self) -> None:
-        pass
+        self._passes.close_lane()
 
     def end(self) -> None:
         if not self._is_shared:  # the last lane was empty: take part all the same

@@ -68,14 +68,14 @@ class GradientTree(ABC):
             for parameter in members:
                 parameter.grad = None
 
-    def overlap(self, scale: Scale | None) -> None:  # noqa: B027
+    def overlap(self, scale: Scale) -> None:  # noqa: B027
         """The backward pass that follows is this rank's last."""
 
-    def send(self, scale: Scale | None) -> None:  # noqa: B027
+    def send(self, scale: Scale) -> None:  # noqa: B027
         """All lanes are closed: what has to travel leaves now, if it has not left yet."""
 
     @abstractmethod
-    def finish(self, scale: Scale | None) -> None:
+    def finish(self, scale: Scale) -> None:
         """Leave in `.grad` the sum over all lanes of all ranks, scaled; None where no lane used the parameter."""
 
     def close(self) -> None:  # noqa: B027
@@ -111,14 +111,13 @@ class OneRankGradients(GradientTree):
     def __init__(self, parameters: Sequence[Parameter], lanes: range) -> None:
         super().__init__([parameters], lanes)
 
-    def finish(self, scale: Scale | None) -> None:
+    def finish(self, scale: Scale) -> None:
         self._skip_to(self._lanes.stop)
         (gradients,) = self._sums.total()
         assert gradients is not None
         for parameter, gradient in zip(self._members[0], gradients, strict=True):
             parameter.grad = gradient
-        if scale is not None:
-            scale_gradients([gradient for gradient in gradients if gradient is not None], scale())
+        scale_gradients([gradient for gradient in gradients if gradient is not None], scale())
 
 
 class _Sent(NamedTuple):
@@ -160,7 +159,7 @@ class ManyRanksGradients(GradientTree):
             sent.job.result()  # of a pass that no update asked for; its buffers are about to be used again
         self._sent = []
 
-    def overlap(self, scale: Scale | None) -> None:
+    def overlap(self, scale: Scale) -> None:
         self._scale = scale
         self._pending = [len(members) for members in self._members]
 
@@ -168,14 +167,14 @@ class ManyRanksGradients(GradientTree):
         self._pending = None
         super().close_lane()
 
-    def send(self, scale: Scale | None) -> None:
+    def send(self, scale: Scale) -> None:
         self._scale = scale
         self._skip_to(self._lanes.stop)
         self._next_lane = self._lanes.stop
         while len(self._sent) < len(self._buckets):
             self._send_next(list(self._sums))
 
-    def finish(self, scale: Scale | None) -> None:
+    def finish(self, scale: Scale) -> None:
         self.send(scale)
         for bucket, members, (job, used_here) in zip(self._buckets, self._members, self._sent, strict=True):
             flat: Tensor = job.result()
@@ -233,8 +232,8 @@ class ManyRanksGradients(GradientTree):
         self._sent.append(_Sent(job, used))
 
     def _scale_sum(self, bucket: Bucket, summed: Tensor, start: int) -> None:
-        if self._scale is not None:
-            scale_gradients([summed[: max(0, bucket.num_gradients - start)]], self._scale())
+        assert self._scale is not None
+        scale_gradients([summed[: max(0, bucket.num_gradients - start)]], self._scale())
 
 
 def scale_gradients(gradients: Sequence[Tensor], scale: Tensor) -> None:

@@ -61,12 +61,13 @@ class LaneTable:
         self.names = names
         row = self._rows[lane]
         for number, (loss_sum, count) in enumerate(terms.values()):
-            count = count if type(count) is int else _checked(count)
+            count = count if type(count) is int else as_count(count)
+            value = loss_sum.detach() if loss_sum.dim() == 0 else loss_sum.detach().reshape(())
             if len(row.sums) == number:
-                row.sums.append(loss_sum.detach().reshape(()))
+                row.sums.append(value)
                 row.counts.append(count)
             else:
-                row.sums[number] = row.sums[number] + loss_sum.detach().reshape(())
+                row.sums[number] = row.sums[number] + value
                 row.counts[number] += count
 
     def local(self) -> Tensor:
@@ -129,7 +130,7 @@ class LaneTable:
         return self._shared
 
 
-def _checked(count: Any) -> Count:
+def as_count(count: Any) -> Count:
     """A count as a plain number, or as a tensor of one element; numpy's numbers are numbers too."""
     if isinstance(count, Tensor) and count.numel() == 1:
         return count.detach().reshape(())

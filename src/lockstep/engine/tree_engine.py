@@ -13,15 +13,14 @@ from lockstep.data.lanes import Lanes
 from lockstep.engine.buckets import make_buckets
 from lockstep.engine.buffers import LaneBuffers, Rule
 from lockstep.engine.channel import Channel, Job
+from lockstep.engine.engine import BackwardPasses, require_no_gradients
 from lockstep.engine.exchange import choose_exchange
 from lockstep.engine.gradients import GradientTree, ManyRanksGradients, OneRankGradients, Scale, add_gradients
-from lockstep.engine.table import Count, LaneTable, Terms, nonzero
+from lockstep.engine.table import LaneTable, Terms
 from lockstep.errors import UserError
 from lockstep.world.world import World
 
 DEFAULT_BUCKET_BYTES = 4 * 2**20
-
-_MAX_RECIPROCALS = 1024
 
 
 class TreeEngine:
@@ -48,7 +47,6 @@ class TreeEngine:
         self._bucket_bytes = bucket_bytes
         self._all_parameters = list(dict.fromkeys(p for model in models for p in model.parameters()))
         self._trees: dict[tuple[int, ...], list[GradientTree]] = {}
-        self._reciprocals: dict[tuple[float, torch.dtype, int], Tensor] = {}
 
     def start_pass(self, parameters: Sequence[Parameter]) -> "TreePass":
         """Gradients of these parameters; those of other parameters are left alone."""
@@ -63,17 +61,6 @@ class TreeEngine:
         while len(trees) < num_terms:
             trees.append(self._new_tree(parameters))
         return trees[:num_terms]
-
-    def reciprocal(self, loss_sum: Tensor, count: Count) -> Tensor:
-        """1 / count, like the loss. Counts come again and again, so the tensors are kept."""
-        if isinstance(count, Tensor):
-            return nonzero(count.detach().reshape(())).double().reciprocal().to(loss_sum).expand_as(loss_sum)
-        key = (count, loss_sum.dtype, loss_sum.dim())
-        if key not in self._reciprocals:
-            if len(self._reciprocals) >= _MAX_RECIPROCALS:
-                self._reciprocals.clear()
-            self._reciprocals[key] = loss_sum.new_full(loss_sum.shape, 1.0 / (count or 1))
-        return self._reciprocals[key]
 
     def name_of(self, parameter: Parameter) -> str:
         names = (name for model in self._models for name, other in model.named_parameters() if other is parameter)
@@ -105,8 +92,7 @@ class TreePass:
         self._table_job: Job | None = None
         self._buffers_job: Job | None = None
         self._trees: list[GradientTree] = []  # one for each term of the loss, once that is known
-        self._has_more = False  # another backward pass is to follow in the open lane
-        self._is_scaled = False  # by the backward pass itself
+        self._passes = BackwardPasses()
         self._versions = [parameter._version for parameter in parameters]
         for parameter in parameters:
             parameter.grad = None
@@ -115,51 +101,37 @@ class TreePass:
     def open_lane(self, lane: int, size: int) -> None:
         self._lane = lane
         self._size = size
-        self._is_complete = False
+        self._passes.open_lane()
         self._table.add_lane(lane, size)
         self._engine.buffers.open_lane()
 
     def backward(self, terms: Terms, *, more: bool, retain_graph: bool = False) -> None:
-        if self._is_complete:
-            raise UserError("a second backward pass in one lane: say more=True in all but the lane's last")
-        is_only = not more and not self._has_more
-        if len(terms) > 1 and not is_only:
-            raise UserError("a loss of several terms takes one backward pass in a lane: leave more=True away")
-        self._is_complete = not more
+        is_only = self._passes.add(len(terms), more=more)
         self._table.record(self._lane, terms)
         self._trees = self._trees or self._begin_trees(len(terms))
-        # With a single lane its count is the step's, and scaling here is one number's work instead of a pass over all
-        # gradients. With several, the step's count is not known yet.
-        self._is_scaled = is_only and self._engine.lanes.count == 1
         is_last = not more and self._lane == self._engine.last_lane
         if is_last:
             self._share_table()
-        for number, (tree, (loss_sum, count)) in enumerate(zip(self._trees, terms.values(), strict=True)):
-            if not self._has_more:
-                self._require_no_gradients()
+        for number, (tree, (loss_sum, _)) in enumerate(zip(self._trees, terms.values(), strict=True)):
+            if self._passes.count == 1:
+                require_no_gradients(self._parameters)
                 tree.open_lane(self._lane, one_pass=is_only)
             if is_last:
                 tree.overlap(self._scale(number))
-            torch.autograd.backward(
-                loss_sum,
-                self._engine.reciprocal(loss_sum, count) if self._is_scaled else None,
-                retain_graph=retain_graph or number < len(self._trees) - 1,
-                inputs=self._inputs,
-            )
+            retains = retain_graph or number < len(self._trees) - 1
+            torch.autograd.backward(loss_sum, retain_graph=retains, inputs=self._inputs)
             if not more:
                 tree.close_lane()
             if is_last:
                 # At once, because another term's gradients must not leave before it: on some rank they might not.
                 tree.send(self._scale(number))
-        self._has_more = more
 
     def close_lane(self) -> None:
-        if self._has_more:
-            raise UserError("the lane's last backward pass said more=True, but none followed")
+        self._passes.close_lane()
         self._engine.buffers.close_lane(self._lane, self._size)
 
     def end(self) -> None:
-        self._require_no_gradients()
+        require_no_gradients(self._parameters)
         if self._versions != [parameter._version for parameter in self._parameters]:
             self._name_the_changed_parameter()
         self._engine.buffers.check()
@@ -186,12 +158,6 @@ class TreePass:
 
     def loss(self) -> Tensor:
         return self._table.loss()
-
-    def _require_no_gradients(self) -> None:
-        if any(parameter.grad is not None for parameter in self._parameters):
-            raise UserError(
-                "a lane called .backward() itself: call step.backward(loss_sum, count), which knows the tree"
-            )
 
     def _name_the_changed_parameter(self) -> NoReturn:
         changed = next(
@@ -226,8 +192,8 @@ class TreePass:
             tree.begin()
         return trees
 
-    def _scale(self, term: int) -> Scale | None:
-        return None if self._is_scaled else partial(self._table.scale, term)
+    def _scale(self, term: int) -> Scale:
+        return partial(self._table.scale, term)
 
     def _exchange_table(self, rows: Tensor, group: dist.ProcessGroup | None) -> None:
         dist.all_reduce(rows, group=group)

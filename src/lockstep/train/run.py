@@ -34,6 +34,7 @@ from lockstep.engine.buffers import Rule
 from lockstep.engine.digest import digest, state_of, tensor_digests
 from lockstep.engine.engine import Engine
 from lockstep.engine.fast_engine import FastEngine
+from lockstep.engine.one_lane_engine import OneLaneEngine
 from lockstep.engine.tree import TREE_VERSION
 from lockstep.engine.tree_engine import TreeEngine
 from lockstep.errors import LockstepError, UserError
@@ -287,11 +288,17 @@ class Run:
             **self._facts,
         )
         return StepContext(
-            self._engine, key_of(self.seed, "lane"), key_of(self.seed, "update"), self._clip_norm, self._parameters_of
+            self._engine,
+            lane_key=key_of(self.seed, "lane"),
+            update_key=key_of(self.seed, "update") if loader.lanes.count > 1 else None,
+            clip_norm=self._clip_norm,
+            parameters=self._parameters_of,
         )
 
     def _make_engine(self, loader: Loader) -> Engine:
         models = list(self._models.values())
+        if loader.lanes.count == 1:
+            return OneLaneEngine(self.world, models)
         if self._determinism == "fast" or not loader.exact:
             return FastEngine(self.world, loader.lanes, models, find_unused_parameters=self._find_unused_parameters)
         return TreeEngine(

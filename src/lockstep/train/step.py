@@ -26,7 +26,7 @@ class StepContext(NamedTuple):
 
     engine: Engine
     lane_key: int  # what a lane draws from, and
-    update_key: int  # what is drawn after the lanes, start from these
+    update_key: int | None  # what is drawn after the lanes, start from these; with a single lane it just goes on
     clip_norm: float | None
     parameters: Callable[[Models | None], list[Parameter]]
 
@@ -80,8 +80,9 @@ class Step:
                 yield data
                 self._open = None
             lane_pass.close_lane()
-        # What is drawn from here to the next lanes is the same on all ranks, whatever lanes they had.
-        seed_streams(derived(self._context.update_key, _place(self.batch.number, number)))
+        if self._context.update_key is not None:
+            # What is drawn from here to the next lanes is the same on all ranks, whatever lanes they had.
+            seed_streams(derived(self._context.update_key, _place(self.batch.number, number)))
         lane_pass.end()
         self._passes.append(_Pending(lane_pass, parameters))
 
@@ -110,16 +111,18 @@ class Step:
 
     def update(self, *optimizers: Optimizer) -> None:
         """Wait for all ranks' gradients of the optimizers' parameters, clip them, and let the optimizers step."""
-        parameters = {p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
-        passes = [each for each in self._passes if not parameters.isdisjoint(each.parameters)]
+        passes = self._passes if len(self._passes) == 1 else self._passes_of(optimizers)
         if not passes:
-            raise UserError("step.update() without gradients: run step.accumulate(…), or all of step.lanes, before it")
+            raise UserError(
+                "step.update() without gradients: run step.accumulate(…), or all of step.lanes, before it; "
+                "several optimizers of one model go into one update"
+            )
         for each in passes:
             each.finish()
         self._passes = [each for each in self._passes if each not in passes]
         self._last_pass = passes[-1].lane_pass
         if self._context.clip_norm is not None:
-            gradients = [p.grad for each in passes for p in each.parameters if p in parameters and p.grad is not None]
+            gradients = [p.grad for each in passes for p in each.parameters if p.grad is not None]
             self.norm = clip_by_norm(gradients, self._context.clip_norm)
         for optimizer in optimizers:
             optimizer.step()
@@ -131,6 +134,11 @@ class Step:
         if not self.is_updated:
             raise UserError("step.loss is known after step.update()")
         return self._last_pass.loss().item()
+
+    def _passes_of(self, optimizers: Sequence[Optimizer]) -> list["_Pending"]:
+        """Those of the pending passes that these optimizers' parameters had a part in."""
+        parameters = {p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+        return [each for each in self._passes if not parameters.isdisjoint(each.parameters)]
 
     def _weighted(self, loss: Loss, model: Models, data: Any) -> Term | Terms:
         parameters = inspect.signature(loss).parameters

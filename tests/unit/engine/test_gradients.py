@@ -20,7 +20,7 @@ def summed(lanes: list[Tensor | None], *, one_pass: bool) -> Tensor | None:
         if gradient is not None:
             (parameter * gradient).sum().backward()
         tree.close_lane()
-    tree.finish(None)
+    tree.finish(lambda: torch.tensor(1.0, dtype=torch.float64))
     return parameter.grad
 
 

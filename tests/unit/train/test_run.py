@@ -13,6 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sequenti
 
 import lockstep
 from lockstep.engine.fast_engine import FastEngine
+from lockstep.engine.one_lane_engine import OneLaneEngine
 from lockstep.engine.tree_engine import TreeEngine
 from lockstep.errors import UserError
 from lockstep.events.jsonl import read_lines
@@ -145,13 +146,27 @@ def test_evaluation_leaves_modes_and_streams_as_they_were() -> None:
     assert [module.training for module in model.modules()] == [True, True, False]
 
 
-def test_a_sampler_of_ones_own_means_fast_mode() -> None:
+def test_a_sampler_of_ones_own_is_used_as_it_is() -> None:
     run = Run(None, World())
-    run.prepare(nn.Linear(4, 3))
     own = DataLoader(DATA, batch_sampler=BatchSampler(SequentialSampler(DATA), 8, drop_last=True))
-    for given, engine in ((own, FastEngine), (DataLoader(DATA, batch_size=8), TreeEngine)):
-        for _ in run.open_steps(run.loader(given), epochs=1):
-            assert isinstance(run._engine, engine)
+    assert not run.loader(own).exact
+    assert run.loader(DataLoader(DATA, batch_size=8)).exact
+    model = run.prepare(nn.Linear(4, 3))
+    seen = [step.batch.lanes[0].data[1].tolist() for step in run.open_steps(run.loader(own), epochs=1)]
+    assert seen == [list(part) for part in DATA.tensors[1].view(8, 8).tolist()]
+    assert model.training
+
+
+@pytest.mark.parametrize(
+    ("determinism", "lanes", "engine"),
+    [("lockstep", 1, OneLaneEngine), ("lockstep", 2, TreeEngine), ("fast", 2, FastEngine)],
+)
+def test_the_engine_that_fits(determinism: Any, lanes: int, engine: type) -> None:
+    run = Run(None, World(), determinism=determinism)
+    run.prepare(nn.Linear(4, 3))
+    for _ in run.open_steps(run.loader(DATA, 16, lanes=lanes), steps=1):
+        assert isinstance(run._engine, engine)
+        break
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,98 @@
+"""A single lane: there is one process and nothing to add up, so autograd's own gradients are the step's.
+
+The lane's count is the step's count. So the loss is scaled before its backward pass, which is one number's work instead
+of a pass over all gradients, and several terms take one backward pass together.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from lockstep.engine.engine import BackwardPasses, require_no_gradients
+from lockstep.engine.gradients import scale_gradients
+from lockstep.engine.table import Count, Terms, as_count, nonzero
+from lockstep.errors import UserError
+from lockstep.world.world import World
+
+_MAX_RECIPROCALS = 1024
+
+
+class OneLaneEngine:
+    def __init__(self, world: World, models: Sequence[nn.Module]) -> None:
+        self.world = world
+        self._all_parameters = list(dict.fromkeys(p for model in models for p in model.parameters()))
+        self._reciprocals: dict[tuple[float, torch.dtype, int], Tensor] = {}
+
+    def start_pass(self, parameters: Sequence[Parameter]) -> "OneLanePass":
+        only_these = len(parameters) < len(self._all_parameters)
+        return OneLanePass(self, parameters, only_these)
+
+    def reciprocal(self, loss_sum: Tensor, count: Count) -> Tensor:
+        """1 / count, like the loss. Counts come again and again, so the tensors are kept."""
+        if isinstance(count, Tensor):
+            return nonzero(count.detach().reshape(())).double().reciprocal().to(loss_sum).expand_as(loss_sum)
+        key = (count, loss_sum.dtype, loss_sum.dim())
+        if key not in self._reciprocals:
+            if len(self._reciprocals) >= _MAX_RECIPROCALS:
+                self._reciprocals.clear()
+            self._reciprocals[key] = loss_sum.new_full(loss_sum.shape, 1.0 / (count or 1))
+        return self._reciprocals[key]
+
+    def close(self, *, abandon: bool = False) -> None:
+        pass
+
+
+class OneLanePass:
+    def __init__(self, engine: OneLaneEngine, parameters: Sequence[Parameter], only_these: bool) -> None:
+        self._engine = engine
+        self._parameters = parameters
+        self._inputs = parameters if only_these else None
+        self._passes = BackwardPasses()
+        self._sums: list[Tensor] = []
+        self._counts: list[Count] = []
+        for parameter in parameters:
+            parameter.grad = None
+
+    def open_lane(self, lane: int, size: int) -> None:
+        pass
+
+    def backward(self, terms: Terms, *, more: bool, retain_graph: bool = False) -> None:
+        is_only = self._passes.add(len(terms), more=more)
+        if self._passes.count == 1:
+            require_no_gradients(self._parameters)
+        scales = []
+        for loss_sum, count in terms.values():
+            count = count if type(count) is int else as_count(count)
+            self._sums.append(loss_sum.detach())
+            self._counts.append(count)
+            if is_only:
+                scales.append(self._engine.reciprocal(loss_sum, count))
+        losses = [loss_sum for loss_sum, _ in terms.values()]
+        torch.autograd.backward(losses, scales or None, retain_graph=retain_graph, inputs=self._inputs)
+
+    def close_lane(self) -> None:
+        self._passes.close_lane()
+
+    def end(self) -> None:
+        if not self._passes.count:
+            require_no_gradients(self._parameters)
+
+    def finish(self) -> None:
+        if not self._passes.count:
+            raise UserError("no lane had a loss: call step.backward(…) in at least one")
+        if self._passes.count > 1:
+            gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+            scale_gradients(gradients, 1.0 / self._total_count())
+
+    def loss(self) -> Tensor:
+        sums = [loss_sum.double().reshape(()) for loss_sum in self._sums]
+        if self._passes.count > 1:
+            return torch.stack(sums).sum() / self._total_count()
+        counts = [torch.as_tensor(count, dtype=torch.float64, device=sums[0].device) for count in self._counts]
+        return (torch.stack(sums) / nonzero(torch.stack(counts))).sum()
+
+    def _total_count(self) -> Tensor:
+        total = sum(self._counts)
+        return nonzero(torch.as_tensor(total, dtype=torch.float64, device=self._engine.world.device))

@@ -17,8 +17,12 @@ class Workload(NamedTuple):
 
 def classify(model: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, int]:
     inputs, labels = batch
-    scores = model(inputs)
-    return F.cross_entropy(scores.flatten(0, -2), labels.flatten(), reduction="sum"), labels.numel()
+    return F.cross_entropy(model(inputs), labels, reduction="sum"), len(labels)
+
+
+def predict(model: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, int]:
+    tokens, targets = batch
+    return F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction="sum"), targets.numel()
 
 
 def mlp(inputs: int, width: int, depth: int) -> Callable[[], nn.Module]:
@@ -91,4 +95,4 @@ def workload(name: str, samples: int) -> Workload:
         inputs = torch.randn(samples, 3, 32, 32, generator=generator)
         return Workload(small_conv, TensorDataset(inputs, labels), classify)
     text = torch.randint(0, 2000, (samples, 65), generator=generator)
-    return Workload(make_gpt, TensorDataset(text[:, :-1].contiguous(), text[:, 1:].contiguous()), classify)
+    return Workload(make_gpt, TensorDataset(text[:, :-1].contiguous(), text[:, 1:].contiguous()), predict)

@@ -49,6 +49,8 @@ format: $(INSTALLED) ## rewrite the code in the house format
 
 bench: $(INSTALLED) ## measure and print the tables of bench/RESULTS.md
 	@$(BIN)/python bench/startup.py
+	@$(BIN)/python bench/one_process.py
+	@$(BIN)/python bench/two_processes.py
 
 clean: ## remove the environment and every run
 	rm -rf .venv runs

@@ -29,11 +29,18 @@ def is_negative_zero(gradient: Tensor | None) -> bool:
 
 
 @pytest.mark.parametrize("one_pass", [True, False])
-@pytest.mark.parametrize("used", [0, 1, 2, 3])
-def test_a_lane_that_does_not_use_a_parameter_adds_a_zero(used: int, one_pass: bool) -> None:
+@pytest.mark.parametrize(
+    "lanes",
+    [
+        [NEGATIVE_ZERO, None],
+        [None, NEGATIVE_ZERO],
+        [NEGATIVE_ZERO, NEGATIVE_ZERO, None, None],
+        [None, None, NEGATIVE_ZERO, NEGATIVE_ZERO],
+    ],
+    ids=["left lane", "right lane", "left pair", "right pair"],
+)
+def test_a_lane_that_does_not_use_a_parameter_adds_a_zero(lanes: list[Tensor | None], one_pass: bool) -> None:
     """As between ranks, where zeros travel: -0.0 + 0.0 is 0.0."""
-    lanes: list[Tensor | None] = [None] * 4
-    lanes[used] = NEGATIVE_ZERO
     gradient = summed(lanes, one_pass=one_pass)
     assert gradient is not None
     assert not is_negative_zero(gradient)

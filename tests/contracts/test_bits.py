@@ -32,7 +32,7 @@ CASES = {
     "sixteen lanes": Case("mlp", {"global_batch": 48, "lanes": 16}),
     # 150 samples in batches of 64: the third batch of an epoch has 22, its lanes 2 or 3.
     "a short last batch": Case("conv", {"global_batch": 64, "lanes": 8, "tail": "short"}),
-    # 150 in batches of 48: 6 left over for 8 lanes, so that two are empty, also at the end of a rank's block.
+    # 150 in batches of 48: 6 left over for 8 lanes, so that two are empty. Of 146, 2: whole ranks have no sample.
     "empty lanes": Case("conv", {"global_batch": 48, "lanes": 8, "tail": "short"}),
     "empty lanes and two terms": Case("terms", {"global_batch": 48, "lanes": 8, "tail": "short"}),
     "empty lanes and unused parameters": Case("awkward", {"global_batch": 48, "lanes": 8, "tail": "short"}),

@@ -84,6 +84,17 @@ def test_several_backward_passes_in_a_lane_add_up(lanes: int) -> None:
 
 
 @pytest.mark.parametrize("lanes", [1, 4])
+def test_the_counts_of_several_passes_add_up_too(lanes: int) -> None:
+    setting = Setting(lanes)
+    step = setting.first_step()
+    for batch in step.lanes:
+        step.backward(*squared(setting.model, batch), more=True)
+        step.backward(*squared(setting.model, batch))
+    step.update(setting.optimizer)
+    torch.testing.assert_close(setting.gradient, setting.mean_gradient())
+
+
+@pytest.mark.parametrize("lanes", [1, 4])
 def test_every_term_has_its_own_count(lanes: int) -> None:
     setting = Setting(lanes)
 

@@ -88,6 +88,11 @@ def test_the_check_can_fail_stock_ddp_differs() -> None:
     assert together.losses == pytest.approx(alone.losses, rel=1e-4), "the same samples and the same normalisation"
 
 
+def test_two_models_train_in_fast_mode_too() -> None:
+    case = CASES["gan"]._replace(options={"determinism": "fast"})
+    assert digests(case, 2).losses == pytest.approx(digests(case, 1).losses, rel=1e-2)
+
+
 @pytest.mark.slow
 def test_many_processes_of_any_number() -> None:
     for name in ("conv", "awkward"):

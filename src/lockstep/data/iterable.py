@@ -16,7 +16,6 @@ from lockstep.data.cut import check_batch, check_tail
 from lockstep.data.lanes import choose_lanes, share_lanes
 from lockstep.data.prefetch import moved
 from lockstep.data.samples import Collate, explained
-from lockstep.data.samples import is_iterable as is_iterable
 from lockstep.errors import UserError
 from lockstep.world.collectives import Operation, all_reduce
 from lockstep.world.randomness import key_of, seed_cpu_streams, undisturbed_streams

@@ -112,8 +112,3 @@ def choose_exchange(channel: Channel, rank: int, lanes: Lanes) -> Exchange:
     if is_power_of_two and len({len(share) for share in lanes.shares}) == 1:
         return RecursiveHalving(channel, rank, num_ranks)
     return AlignedNodes(channel, rank, lanes)
-
-
-def num_nodes(lanes: Lanes) -> int:
-    """Tree nodes that travel: the scatter's bytes are a ring's times this over the number of ranks."""
-    return sum(len(cover(share)) for share in lanes.shares)

@@ -31,6 +31,7 @@ class FastEngine:
         self.lanes = lanes
         self.last_lane = lanes.of(world.rank)[-1]
         self._models = models
+        self._num_parameters = len({parameter for model in models for parameter in model.parameters()})
         self._find_unused_parameters = find_unused_parameters
         self._replicas: dict[tuple[int, ...], _Replicas] = {}
 
@@ -38,7 +39,7 @@ class FastEngine:
         key = tuple(map(id, parameters))
         if key not in self._replicas:
             self._replicas[key] = _Replicas(parameters, self.world, self._find_unused_parameters)
-        return FastPass(self, parameters, self._replicas[key])
+        return FastPass(self, parameters, self._replicas[key], only_these=len(parameters) < self._num_parameters)
 
     def close(self, *, abandon: bool = False) -> None:  # noqa: ARG002  (there is nothing that others wait for)
         self._replicas = {}
@@ -58,9 +59,12 @@ class FastEngine:
 class FastPass:
     """One pass over this rank's lanes: gradients pile up in `.grad`, and the last backward pass shares them."""
 
-    def __init__(self, engine: FastEngine, parameters: Sequence[Parameter], replicas: "_Replicas") -> None:
+    def __init__(
+        self, engine: FastEngine, parameters: Sequence[Parameter], replicas: "_Replicas", *, only_these: bool
+    ) -> None:
         self._engine = engine
         self._parameters = parameters
+        self._inputs = parameters if only_these else None
         self._replicas = replicas
         self._table = LaneTable(engine.lanes.count, engine.world.device)
         self._rows: Tensor | None = None  # of the table, on their way to the other ranks
@@ -83,7 +87,7 @@ class FastPass:
         ((loss_sum, _),) = terms.values()
         if not more and self._lane == self._engine.last_lane:
             loss_sum = self._synchronising(loss_sum)
-        loss_sum.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+        torch.autograd.backward(loss_sum, retain_graph=retain_graph, inputs=self._inputs)
 
     def close_lane(self) -> None:
         self._passes.close_lane()

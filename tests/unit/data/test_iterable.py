@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 
-from lockstep.data.iterable import IterableLaneLoader, is_iterable, merge_states
+from lockstep.data.iterable import IterableLaneLoader, merge_states
+from lockstep.data.samples import is_iterable
 from lockstep.errors import UserError
 from lockstep.world.world import World
 from tests.unit.data.test_samples import draw, seed_all

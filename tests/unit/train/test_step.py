@@ -163,11 +163,12 @@ def test_clipping() -> None:
     assert torch.cat([setting.gradient.flatten(), bias]).norm() == pytest.approx(0.01, rel=1e-4)
 
 
-def test_gradients_of_other_models_are_left_alone() -> None:
-    run = Run(None, World())
+@pytest.mark.parametrize(("determinism", "lanes"), [("lockstep", 1), ("lockstep", 4), ("fast", 4)])
+def test_gradients_of_other_models_are_left_alone(determinism: Any, lanes: int) -> None:
+    run = Run(None, World(), determinism=determinism)
     first, second = run.prepare(nn.Linear(5, 5)), run.prepare(nn.Linear(5, 1))
     optimizer = run.optimizer(second, lambda params: torch.optim.SGD(params, lr=0.1))
-    step = next(iter(run.open_steps(run.loader(TensorDataset(INPUTS, TARGETS), 24), steps=1)))
+    step = next(iter(run.open_steps(run.loader(TensorDataset(INPUTS, TARGETS), 24, lanes=lanes), steps=1)))
     step.accumulate(lambda model, batch: squared(nn.Sequential(first, model), batch), second)
     step.update(optimizer)
     assert first.weight.grad is None

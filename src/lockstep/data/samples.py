@@ -76,6 +76,7 @@ class TensorSource:
     def __init__(self, tensors: Sequence[Tensor], subset: Tensor | None, send_tensors: bool) -> None:
         self._tensors = tuple(tensors)
         self._subset = subset
+        self._is_on_cpu = all(tensor.is_cpu for tensor in self._tensors)  # they may be on the device already
         # Between processes a tensor travels as a file in shared memory; a list is cheaper.
         self._send_tensors = send_tensors
 
@@ -84,14 +85,14 @@ class TensorSource:
 
     def fetch(self, request: LaneRequest) -> Any:
         indices = request.indices if self._send_tensors else torch.tensor(request.indices, dtype=torch.int64)
-        if not len(indices):
+        if not indices.numel():
             return None
         if self._subset is not None:
             indices = self._subset.index_select(0, indices)
-        # A list, as default_collate makes of tuples. Tensors may be on the device already.
-        return [
-            tensor.index_select(0, indices if tensor.is_cpu else indices.to(tensor.device)) for tensor in self._tensors
-        ]
+        # A list, as default_collate makes of tuples.
+        if self._is_on_cpu:
+            return [tensor.index_select(0, indices) for tensor in self._tensors]
+        return [tensor.index_select(0, indices.to(tensor.device)) for tensor in self._tensors]
 
 
 class SampleSource:

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from lockstep.data.sampler import DistributedSampler
     from lockstep.engine.digest import digest, state_of
     from lockstep.engine.trace import first_difference
+    from lockstep.train.optimizer import parameter_groups, scaled_lr
     from lockstep.train.run import Run
+    from lockstep.train.schedule import Schedule
     from lockstep.train.step import Step
     from lockstep.train.trainer import Trainer
     from lockstep.world.collectives import (
@@ -40,6 +42,7 @@ _HOME = {
     "Config": "config.schema",
     "DistributedSampler": "data.sampler",
     "Run": "train.run",
+    "Schedule": "train.schedule",
     "Step": "train.step",
     "Trainer": "train.trainer",
     "World": "world.world",
@@ -61,7 +64,9 @@ _HOME = {
     "is_main_process": "world.collectives",
     "launch": "world.launch",
     "no_sync": "world.collectives",
+    "parameter_groups": "train.optimizer",
     "reduce_tensor": "world.collectives",
+    "scaled_lr": "train.optimizer",
     "scatter": "world.collectives",
     "scatter_object": "world.objects",
     "setup_distributed": "world.setup",
@@ -72,6 +77,7 @@ __all__ = [
     "Config",
     "DistributedSampler",
     "Run",
+    "Schedule",
     "Step",
     "Trainer",
     "World",
@@ -93,7 +99,9 @@ __all__ = [
     "is_main_process",
     "launch",
     "no_sync",
+    "parameter_groups",
     "reduce_tensor",
+    "scaled_lr",
     "scatter",
     "scatter_object",
     "setup_distributed",

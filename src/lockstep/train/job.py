@@ -72,7 +72,7 @@ def train_recipe(recipe: Recipe, config: Config, world: World, folder: RunFolder
         lanes_per_rank=config.lanes_per_rank,
     )
     test = EvaluationLoader(splits.test, config.evaluation_batch, world, workers=config.workers)
-    trainer = Trainer(model, build_optimizer(model.parameters(), config.optim), recipe.loss, recipe.metrics, run=run)
+    trainer = Trainer(model, build_optimizer(model, config.optim, batch.size), recipe.loss, recipe.metrics, run=run)
     steps = _QUICK_STEPS if config.quick else config.steps
     try:
         history = trainer.train(train, test, epochs=None if steps else config.epochs, steps=steps)

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from lockstep.data.sampler import DistributedSampler
     from lockstep.engine.digest import digest, state_of
     from lockstep.engine.trace import first_difference
+    from lockstep.train.average import MovingAverage
+    from lockstep.train.callbacks import Callback, EarlyStopping, KeepBest
+    from lockstep.train.model_registry import get_model, register_model
+    from lockstep.train.nonfinite import NonFiniteError
     from lockstep.train.optimizer import parameter_groups, scaled_lr
     from lockstep.train.run import Run
     from lockstep.train.schedule import Schedule
@@ -39,8 +43,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "Callback": "train.callbacks",
     "Config": "config.schema",
     "DistributedSampler": "data.sampler",
+    "EarlyStopping": "train.callbacks",
+    "KeepBest": "train.callbacks",
+    "MovingAverage": "train.average",
+    "NonFiniteError": "train.nonfinite",
     "Run": "train.run",
     "Schedule": "train.schedule",
     "Step": "train.step",
@@ -58,6 +67,7 @@ _HOME = {
     "first_difference": "engine.trace",
     "gather": "world.collectives",
     "gather_object": "world.objects",
+    "get_model": "train.model_registry",
     "get_rank": "world.collectives",
     "get_world_size": "world.collectives",
     "init_process_group": "world.setup",
@@ -66,6 +76,7 @@ _HOME = {
     "no_sync": "world.collectives",
     "parameter_groups": "train.optimizer",
     "reduce_tensor": "world.collectives",
+    "register_model": "train.model_registry",
     "scaled_lr": "train.optimizer",
     "scatter": "world.collectives",
     "scatter_object": "world.objects",
@@ -74,8 +85,13 @@ _HOME = {
 }
 
 __all__ = [
+    "Callback",
     "Config",
     "DistributedSampler",
+    "EarlyStopping",
+    "KeepBest",
+    "MovingAverage",
+    "NonFiniteError",
     "Run",
     "Schedule",
     "Step",
@@ -93,6 +109,7 @@ __all__ = [
     "first_difference",
     "gather",
     "gather_object",
+    "get_model",
     "get_rank",
     "get_world_size",
     "init_process_group",
@@ -101,6 +118,7 @@ __all__ = [
     "no_sync",
     "parameter_groups",
     "reduce_tensor",
+    "register_model",
     "scaled_lr",
     "scatter",
     "scatter_object",

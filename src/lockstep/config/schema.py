@@ -210,6 +210,25 @@ class ScheduleConfig(Frozen):
         return value
 
 
+class AverageConfig(Frozen):
+    """An exponential moving average of the weights, which is then what is evaluated."""
+
+    decay: Annotated[float, Field(ge=0, lt=1, strict=True, allow_inf_nan=False)] = 0.999
+    warmup: Flag = True  # begins with less, so that the first weights fade quickly
+
+
+class GoalConfig(Frozen):
+    """A metric, and which way is better."""
+
+    metric: str
+    mode: Literal["min", "max"]
+
+
+class EarlyStoppingConfig(GoalConfig):
+    patience: Count = 5  # evaluations without an improvement
+    min_delta: NonNegative = 0.0  # less than this is none
+
+
 class Config(Frozen):
     """A training run. Recipes and users subclass it, and narrow `model` and `data` to Frozen classes of their own."""
 
@@ -224,7 +243,13 @@ class Config(Frozen):
     tail: Literal["drop", "short", "pad"] = "drop"  # what becomes of an epoch's last, incomplete batch
     workers: Whole = 0  # processes per rank that fetch samples; changes no bit
     evaluation_batch: Count = 256  # samples at a time
+    evaluate_every: DurationField = Duration.parse("1 epoch")
+    best: GoalConfig | None = None  # keep a checkpoint of the best model by this metric
+    early_stopping: EarlyStoppingConfig | None = None
     determinism: Literal["lockstep", "fast"] = "lockstep"
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"  # bf16 and fp16: autocast; fp16 scales the loss too
+    tf32: Flag = False  # in fp32 products on a GPU
+    on_nonfinite: Literal["stop", "skip", "ignore"] = "stop"  # when the loss or a gradient is NaN or infinite
     buffers: dict[str, Literal["mean", "first", "max"]] = Field(default_factory=dict)  # by name pattern
     clip_norm: Positive | None = None
     bucket_mb: Positive = 4.0  # of gradients that travel together; changes no bit
@@ -232,6 +257,7 @@ class Config(Frozen):
     trace: Flag = False  # write every step's digests down, to see where two runs part
     optim: OptimConfig = OptimConfig()
     schedule: ScheduleConfig = ScheduleConfig()
+    average: AverageConfig | None = None
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     threads: Annotated[Count, Field(le=1024)] = 1  # per process; never derived from the number of processes
     use_ddp: Flag = True

@@ -106,6 +106,12 @@ class FastPass:
     def loss(self) -> Tensor:
         return self._table.loss()
 
+    def loss_sums(self) -> list[Tensor]:
+        return self._table.loss_sums()
+
+    def nonfinite_lanes(self) -> list[int]:
+        return self._table.nonfinite_lanes()
+
     def _synchronising(self, loss_sum: Tensor) -> Tensor:
         """All counts of this rank are known here: ask for the other ranks', to wait for them when they are needed."""
         if self._engine.world.size > 1:

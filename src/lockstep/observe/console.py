@@ -144,7 +144,7 @@ _WORDS: dict[str, Callable[[Event], list[str]]] = {
     "step": _step,
     "eval": lambda event: [f"step {event['step']:>6}  epoch {event['epoch']:>3}  test: {_metrics(event)}"],
     "checkpoint": lambda event: [f"saved {event['path']}{', the best so far' * event.get('is_best', False)}"],
-    "incident": lambda event: [event["text"]],
+    "incident": lambda event: [event.get("text", f"incident at step {event['step']}")],
     "end": lambda event: [
         f"done after {event['step']} steps: test {_metrics(event)}  → {event['folder']}",
         f"digest {event['digest']}",

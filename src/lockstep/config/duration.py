@@ -42,10 +42,7 @@ class Duration:
         """Read what a config or a script says; a ValueError says what was expected."""
         if isinstance(value, cls):
             return value
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        text = str(value) if isinstance(value, int | str) and not isinstance(value, bool) else ""
-        written = _WRITTEN.fullmatch(text)
+        written = _WRITTEN.fullmatch(str(value))
         if written is None:
             raise ValueError(f"expected a duration, as in 500 steps, 2 epochs or 1e6 samples, got {shown(value)}")
         number, unit = Decimal(written[1]), _UNITS[written[2]]

@@ -199,7 +199,9 @@ class ScheduleConfig(Frozen):
     @classmethod
     def _takes_time(cls, value: Duration | None) -> Duration | None:
         if value is not None and not value.number:
-            raise PydanticCustomError("duration", "expected more than {value}", {"value": str(value)})
+            raise PydanticCustomError(
+                "duration", "expected a duration greater than 0, got {value}", {"value": str(value)}
+            )
         return value
 
     @field_validator("every")

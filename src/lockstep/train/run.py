@@ -139,8 +139,8 @@ class Run:
     ) -> Optimizer:
         """An optimizer for these models' trainable parameters: made by a function of them, or ready-made.
 
-        `schedule`: its learning rates' course, such as `lockstep.Schedule.cosine(warmup="500 steps")`, or a function from the
-        updates completed to a factor.
+        `schedule`: its learning rates' course, as in `lockstep.Schedule.cosine(warmup="500 steps")`, or a function from
+        the updates completed to a factor.
         """
         made = make if isinstance(make, Optimizer) else make(self._parameters_of(models))
         if isinstance(made, torch.optim.LBFGS):

@@ -29,12 +29,11 @@ def read_ahead(
     # One stream is one worker's: reading it in several would be the same work again in each.
     num_workers = min(workers.count, len(streams.names(lanes)))
     owned = [lanes[number::num_workers] for number in range(num_workers)]
-    ahead = _Ahead(num_workers, start.epoch)
+    requests = _Requests(num_workers, start.epoch)
     source = _InWorker([LaneReader(streams, part, start) for part in owned])
     processes = Workers(num_workers, workers.init)
-    with processes.fetched(source, ahead.requests(), prefetch * num_workers, world) as answers:
-        ahead.answers = answers
-        yield ahead
+    with processes.fetched(source, requests, prefetch * num_workers, world) as answers:
+        yield _Ahead(requests, answers)
 
 
 class _Request(NamedTuple):
@@ -98,23 +97,29 @@ class _Failure:
         raise AssertionError("unreachable")
 
 
-class _Ahead:
-    """The training process's side: makes requests ahead of time and puts the answers together."""
-
-    answers: Iterator[_Answer]
+class _Requests:
+    """Rounds of requests without end, one for each worker. Apart from `_Ahead`, so that no cycle keeps the workers."""
 
     def __init__(self, num_workers: int, epoch: int) -> None:
-        self._num_workers = num_workers
-        self._epoch = epoch
+        self.num_workers = num_workers
+        self.epoch = epoch  # as far as is known
 
-    def requests(self) -> Iterator[_Request]:
+    def __iter__(self) -> Iterator[_Request]:
         for number in count():
-            epoch = self._epoch  # one for all workers, as far as is known when the request is made
-            for worker in range(self._num_workers):
+            epoch = self.epoch  # the same for all workers
+            for worker in range(self.num_workers):
                 yield _Request(epoch, worker, number)
 
+
+class _Ahead:
+    """The training process's side: puts the workers' answers together."""
+
+    def __init__(self, requests: _Requests, answers: Iterator[_Answer]) -> None:
+        self._requests = requests
+        self._answers = answers
+
     def read(self, epoch: int) -> "_AheadRound":
-        self._epoch = epoch
+        self._requests.epoch = epoch
         answers = self._next_answers()
         while answers[0].epoch != epoch:
             answers = self._next_answers()
@@ -124,7 +129,7 @@ class _Ahead:
         return _AheadRound(answers)
 
     def _next_answers(self) -> list[_Answer]:
-        return [next(self.answers) for _ in range(self._num_workers)]
+        return [next(self._answers) for _ in range(self._requests.num_workers)]
 
 
 class _AheadRound:

@@ -128,7 +128,6 @@ class FastPass:
             retains = retain_graph or number < len(losses) - 1
             torch.autograd.backward(loss_sum, retain_graph=retains, inputs=self._inputs)
             self._by_term[number] = [parameter.grad for parameter in self._parameters]
-        self._put([None] * len(self._parameters))
 
     def _synchronising(self, losses: Sequence[Tensor]) -> Tensor:
         """All counts of this rank are known here: ask for the other ranks', to wait for them when they are needed."""

@@ -291,6 +291,10 @@ def test_what_a_collate_function_draws_is_keyed_by_lane_and_batch(kind: type) ->
     alone = lanes()
     assert len(set(alone)) == 16
     assert lanes(workers=1) == lanes(workers=4) == alone
+    loader, resumed = loader_of(kind(), collate=drawn), loader_of(kind(), collate=drawn)
+    next(loader.batches())
+    resumed.load_state_dict(loader.state_dict())
+    assert [lane.data for lane in next(resumed.batches(1)).lanes] == alone[4:8]
     second = IterableLaneLoader(kind(), 8, World(rank=1, size=2), lanes=4, seed=1, collate=drawn, tail="short")
     assert [lane.data for lane in next(second.batches()).lanes] == alone[2:4]
 

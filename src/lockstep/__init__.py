@@ -13,7 +13,13 @@ if TYPE_CHECKING:
     from lockstep.data.sampler import DistributedSampler
     from lockstep.engine.digest import digest, state_of
     from lockstep.engine.trace import first_difference
+    from lockstep.train.average import MovingAverage
+    from lockstep.train.callbacks import Callback, EarlyStopping, KeepBest
+    from lockstep.train.model_registry import get_model, register_model
+    from lockstep.train.nonfinite import NonFiniteError
+    from lockstep.train.optimizer import parameter_groups, scaled_lr
     from lockstep.train.run import Run
+    from lockstep.train.schedule import Schedule
     from lockstep.train.step import Step
     from lockstep.train.trainer import Trainer
     from lockstep.world.collectives import (
@@ -37,9 +43,15 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "Callback": "train.callbacks",
     "Config": "config.schema",
     "DistributedSampler": "data.sampler",
+    "EarlyStopping": "train.callbacks",
+    "KeepBest": "train.callbacks",
+    "MovingAverage": "train.average",
+    "NonFiniteError": "train.nonfinite",
     "Run": "train.run",
+    "Schedule": "train.schedule",
     "Step": "train.step",
     "Trainer": "train.trainer",
     "World": "world.world",
@@ -55,13 +67,17 @@ _HOME = {
     "first_difference": "engine.trace",
     "gather": "world.collectives",
     "gather_object": "world.objects",
+    "get_model": "train.model_registry",
     "get_rank": "world.collectives",
     "get_world_size": "world.collectives",
     "init_process_group": "world.setup",
     "is_main_process": "world.collectives",
     "launch": "world.launch",
     "no_sync": "world.collectives",
+    "parameter_groups": "train.optimizer",
     "reduce_tensor": "world.collectives",
+    "register_model": "train.model_registry",
+    "scaled_lr": "train.optimizer",
     "scatter": "world.collectives",
     "scatter_object": "world.objects",
     "setup_distributed": "world.setup",
@@ -69,9 +85,15 @@ _HOME = {
 }
 
 __all__ = [
+    "Callback",
     "Config",
     "DistributedSampler",
+    "EarlyStopping",
+    "KeepBest",
+    "MovingAverage",
+    "NonFiniteError",
     "Run",
+    "Schedule",
     "Step",
     "Trainer",
     "World",
@@ -87,13 +109,17 @@ __all__ = [
     "first_difference",
     "gather",
     "gather_object",
+    "get_model",
     "get_rank",
     "get_world_size",
     "init_process_group",
     "is_main_process",
     "launch",
     "no_sync",
+    "parameter_groups",
     "reduce_tensor",
+    "register_model",
+    "scaled_lr",
     "scatter",
     "scatter_object",
     "setup_distributed",

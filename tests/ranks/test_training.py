@@ -63,6 +63,7 @@ def test_rank_0_alone_writes_and_prints(tmp_path: Path) -> None:
         "checkpoints/step-8/model.safetensors",
         "config.yaml",
         "events.jsonl",
+        "history.json",
         "ranks/0.jsonl",
         "run.json",
     ]
@@ -140,9 +141,9 @@ def test_ranks_start_equal_then_draw_their_own_and_all_of_it_again_from_the_same
 
 
 def finish_after_a_slow_save(world: World, folder: str) -> bool:
-    def slowly(*arguments: Any) -> Path:
+    def slowly(*arguments: Any, **options: Any) -> Path:
         time.sleep(0.5)
-        return save_checkpoint(*arguments)
+        return save_checkpoint(*arguments, **options)
 
     job.save_checkpoint = slowly
     try:

@@ -172,6 +172,11 @@ def exported(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
+def choose_cublas_workspace() -> None:
+    """cuBLAS repeats its bits only with a fixed workspace, chosen before its first use; a user's own choice stays."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
 def snapshot() -> dict[str, str]:
     """All variables, as they are now."""
     return dict(os.environ)

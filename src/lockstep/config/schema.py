@@ -19,6 +19,8 @@ from pydantic import (
     ConfigDict,
     Field,
     GetPydanticSchema,
+    PlainSerializer,
+    PlainValidator,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -26,6 +28,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from lockstep.config.draft import Builtin, read
+from lockstep.config.duration import Duration
 
 _LARGEST = 2**63 - 1  # what a tensor of indices can hold
 _FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -84,6 +87,8 @@ Positive = Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)]
 """A finite number greater than 0."""
 NonNegative = Annotated[float, Field(ge=0, strict=True, allow_inf_nan=False)]
 """A finite number, 0 or greater."""
+DurationField = Annotated[Duration, PlainValidator(Duration.parse), PlainSerializer(str, return_type=str)]
+"""`500 steps`, `2 epochs`, `1e6 samples`, or a whole number of steps."""
 
 
 def _freeze(value: Any) -> Any:
@@ -139,11 +144,91 @@ class BatchConfig(Frozen):
         return _require_one(value, info, "global_batch", "global and per_device")
 
 
+class GroupConfig(Frozen):
+    """What some of the parameters have of their own; of several that match, the first counts."""
+
+    match: str  # the parameter's name, as file names match *.txt
+    lr_factor: NonNegative = 1.0
+    weight_decay: NonNegative | None = None  # the optimizer's
+
+
+_Beta = Annotated[float, Field(ge=0, lt=1, strict=True, allow_inf_nan=False)]
+
+
 class OptimConfig(Frozen):
     name: Literal["sgd", "adam", "adamw"] = "adamw"
     lr: Positive = 1e-3
+    lr_scaling: Literal["none", "linear", "sqrt"] = "none"  # of lr, with the global batch over base_batch
+    base_batch: Count | None = Field(default=None, validate_default=True)  # that lr was found at
     weight_decay: NonNegative = 0.0
     momentum: NonNegative = 0.9  # sgd only
+    nesterov: Flag = False  # sgd only
+    betas: tuple[_Beta, _Beta] = (0.9, 0.999)  # adam and adamw only
+    eps: NonNegative = 1e-8  # adam and adamw only
+    groups: tuple[GroupConfig, ...] = ()
+
+    @field_validator("base_batch")
+    @classmethod
+    def _known_base(cls, value: int | None, info: ValidationInfo) -> int | None:
+        rule = info.data.get("lr_scaling", "none")
+        if value is None and rule != "none":
+            raise PydanticCustomError(
+                "base_batch", "lr_scaling {rule} needs the global batch that lr was found at", {"rule": rule}
+            )
+        return value
+
+    @field_validator("nesterov")
+    @classmethod
+    def _momentum_to_look_ahead(cls, value: bool, info: ValidationInfo) -> bool:
+        if value and info.data.get("momentum") == 0:
+            raise PydanticCustomError("nesterov", "needs a momentum greater than 0")
+        return value
+
+
+class ScheduleConfig(Frozen):
+    """How the learning rate moves over the run."""
+
+    kind: Literal["constant", "linear", "cosine", "step"] = "constant"
+    warmup: DurationField = Duration.parse(0)  # update n of w gets n/w of the rate
+    length: DurationField | None = None  # linear and cosine: warm-up included; to the run's end if left out
+    final: NonNegative = 0.0  # linear and cosine: the part of the rate that is left then
+    every: DurationField | None = Field(default=None, validate_default=True)  # step: after each such stretch, times
+    factor: Annotated[Positive, Field(le=1)] = 0.1  # this
+
+    @field_validator("length", "every")
+    @classmethod
+    def _takes_time(cls, value: Duration | None) -> Duration | None:
+        if value is not None and not value.number:
+            raise PydanticCustomError(
+                "duration", "expected a duration greater than 0, got {value}", {"value": str(value)}
+            )
+        return value
+
+    @field_validator("every")
+    @classmethod
+    def _known_stretch(cls, value: Duration | None, info: ValidationInfo) -> Duration | None:
+        if value is None and info.data.get("kind") == "step":
+            raise PydanticCustomError("every", "kind step needs a duration, as in 30 epochs")
+        return value
+
+
+class AverageConfig(Frozen):
+    """An exponential moving average of the weights, which is then what is evaluated."""
+
+    decay: Annotated[float, Field(ge=0, lt=1, strict=True, allow_inf_nan=False)] = 0.999
+    warmup: Flag = True  # begins with less, so that the first weights fade quickly
+
+
+class GoalConfig(Frozen):
+    """A metric, and which way is better."""
+
+    metric: str
+    mode: Literal["min", "max"]
+
+
+class EarlyStoppingConfig(GoalConfig):
+    patience: Count = 5  # evaluations without an improvement
+    min_delta: NonNegative = 0.0  # less than this is none
 
 
 class Config(Frozen):
@@ -160,13 +245,21 @@ class Config(Frozen):
     tail: Literal["drop", "short", "pad"] = "drop"  # what becomes of an epoch's last, incomplete batch
     workers: Whole = 0  # processes per rank that fetch samples; changes no bit
     evaluation_batch: Count = 256  # samples at a time
+    evaluate_every: DurationField = Duration.parse("1 epoch")
+    best: GoalConfig | None = None  # keep a checkpoint of the best model by this metric
+    early_stopping: EarlyStoppingConfig | None = None
     determinism: Literal["lockstep", "fast"] = "lockstep"
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"  # bf16 and fp16: autocast; fp16 scales the loss too
+    tf32: Flag = False  # in fp32 products on a GPU
+    on_nonfinite: Literal["stop", "skip", "ignore"] = "stop"  # when the loss or a gradient is NaN or infinite
     buffers: dict[str, Literal["mean", "first", "max"]] = Field(default_factory=dict)  # by name pattern
     clip_norm: Positive | None = None
     bucket_mb: Positive = 4.0  # of gradients that travel together; changes no bit
     find_unused_parameters: Flag = False  # fast mode only; lockstep mode needs no telling
     trace: Flag = False  # write every step's digests down, to see where two runs part
     optim: OptimConfig = OptimConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    average: AverageConfig | None = None
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     threads: Annotated[Count, Field(le=1024)] = 1  # per process; never derived from the number of processes
     use_ddp: Flag = True

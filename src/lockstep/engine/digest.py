@@ -15,9 +15,11 @@ State = Mapping[str, Tensor]
 
 
 def state_of(
-    models: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer] | None = None, ema: State | None = None
+    models: Mapping[str, nn.Module],
+    optimizers: Mapping[str, Optimizer] | None = None,
+    others: Mapping[str, State] | None = None,
 ) -> dict[str, Tensor]:
-    """Weights, buffers, optimizer state and averaged weights, each tensor under a name that says what it is."""
+    """Weights, buffers, optimizer state and `others`' tensors, each under a name that says what it is."""
     state: dict[str, Tensor] = {}
     names: dict[int, str] = {}
     for prefix, model in models.items():
@@ -34,7 +36,9 @@ def state_of(
             owner = names.get(id(parameter), str(index))
             for key, value in optimizer.state.get(parameter, {}).items():
                 state |= {f"{prefix}/{owner}/{path}": tensor for path, tensor in _tensors(value, key)}
-    return state | {f"ema/{name}": tensor for name, tensor in (ema or {}).items()}
+    for prefix, tensors in (others or {}).items():
+        state |= {f"{prefix}/{name}": tensor for name, tensor in tensors.items()}
+    return state
 
 
 def tensor_digests(state: State) -> dict[str, str]:

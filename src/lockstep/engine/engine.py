@@ -33,6 +33,14 @@ class LanePass(Protocol):
         """Over all lanes of all ranks; after `finish`."""
         ...
 
+    def loss_sums(self) -> list[Tensor]:
+        """Tensors of the engine's own with every lane's sums of losses in them; after `finish`."""
+        ...
+
+    def nonfinite_lanes(self) -> list[int]:
+        """The lanes of all ranks whose losses are not finite; after `finish`."""
+        ...
+
 
 class Engine(Protocol):
     def start_pass(self, parameters: Sequence[Parameter]) -> LanePass: ...

@@ -120,6 +120,12 @@ class FastPass:
     def loss(self) -> Tensor:
         return self._table.loss()
 
+    def loss_sums(self) -> list[Tensor]:
+        return self._table.loss_sums()
+
+    def nonfinite_lanes(self) -> list[int]:
+        return self._table.nonfinite_lanes()
+
     def _backward_by_term(self, losses: Sequence[Tensor], retain_graph: bool) -> None:
         """[Note: several terms] Terms take turns on `.grad`, where autograd adds to what a term has so far."""
         self._by_term = self._by_term or [[None] * len(self._parameters) for _ in losses]

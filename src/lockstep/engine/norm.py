@@ -27,12 +27,10 @@ def global_norm(tensors: Iterable[Tensor]) -> Tensor:
     return torch.cat(squares).sum().sqrt() if squares else torch.zeros((), dtype=torch.float64)
 
 
-def clip_by_norm(gradients: list[Tensor], max_norm: float) -> Tensor:
-    """Scale the gradients, in place, so that their norm is at most `max_norm`; return the norm they had."""
-    norm = global_norm(gradients)
+def scale_to_norm(gradients: list[Tensor], norm: Tensor, max_norm: float) -> None:
+    """Scale gradients that have this norm, in place, so that it is at most `max_norm`."""
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     torch._foreach_mul_(gradients, scale)
-    return norm
 
 
 def _accumulate_in(tensor: Tensor) -> torch.dtype:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from lockstep.engine.engine import BackwardPasses, all_parameters, inputs_for, require_no_gradients
+from lockstep.engine.finite import all_finite
 from lockstep.engine.gradients import scale_gradients
 from lockstep.engine.table import Count, Terms, as_count, nonzero
 from lockstep.errors import UserError
@@ -93,6 +94,12 @@ class OneLanePass:
             return torch.stack(sums).sum() / self._total_count()
         counts = [torch.as_tensor(count, dtype=torch.float64, device=sums[0].device) for count in self._counts]
         return (torch.stack(sums) / nonzero(torch.stack(counts))).sum()
+
+    def loss_sums(self) -> list[Tensor]:
+        return [torch.stack([loss_sum.reshape(()) for loss_sum in self._sums])]
+
+    def nonfinite_lanes(self) -> list[int]:
+        return [] if all_finite(self.loss_sums()) else [0]
 
     def _total_count(self) -> Tensor:
         total = sum(self._counts)

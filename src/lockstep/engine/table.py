@@ -123,6 +123,16 @@ class LaneTable:
         counts = self._all_rows[:, _FIRST_COUNT : _FIRST_COUNT + self.num_terms].contiguous().sum(0)
         return (sums / nonzero(counts)).sum()
 
+    def loss_sums(self) -> list[Tensor]:
+        """Every lane's sums, in tensors that are nobody else's."""
+        if self._shared is None:
+            return [torch.stack([loss_sum for row in self._rows.values() for loss_sum in row.sums])]
+        return [self._shared[:, _FIRST_SUM : _FIRST_SUM + self.num_terms]]
+
+    def nonfinite_lanes(self) -> list[int]:
+        sums = self._all_rows[:, _FIRST_SUM : _FIRST_SUM + self.num_terms]
+        return (~sums.isfinite().all(dim=1)).nonzero().flatten().tolist()
+
     @property
     def _all_rows(self) -> Tensor:
         if self._shared is None:

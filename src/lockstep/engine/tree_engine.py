@@ -156,6 +156,12 @@ class TreePass:
     def loss(self) -> Tensor:
         return self._table.loss()
 
+    def loss_sums(self) -> list[Tensor]:
+        return self._table.loss_sums()
+
+    def nonfinite_lanes(self) -> list[int]:
+        return self._table.nonfinite_lanes()
+
     def _name_the_changed_parameter(self) -> NoReturn:
         changed = next(
             parameter

@@ -66,6 +66,10 @@ class RunFolder:
         return self.path / "digests.jsonl"
 
     @property
+    def history(self) -> Path:
+        return self.path / "history.json"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
@@ -122,7 +126,7 @@ class RunFolder:
         if self.facts.exists():
             self._check_same(settings)
             return self._next_attempt()
-        _write(self.config, settings.text())
+        write_whole(self.config, settings.text())
         facts = {
             "format": FORMAT_VERSION,
             "run_id": secrets.token_hex(8),
@@ -130,7 +134,7 @@ class RunFolder:
             "config_digest": settings.digest(),
             "fingerprint": dict(fingerprint),
         }
-        _write(self.facts, json.dumps(facts, indent=1) + "\n")
+        write_whole(self.facts, json.dumps(facts, indent=1) + "\n")
         return 1
 
     def _check_same(self, settings: Settings) -> None:
@@ -156,7 +160,7 @@ class RunFolder:
         return 1 + max((attempt for attempt in attempts if isinstance(attempt, int)), default=0)
 
 
-def _write(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str) -> None:
     """Whole or not at all: a reader never sees half a file."""
     draft = path.with_name(f".{path.name}.draft")
     draft.write_text(text)

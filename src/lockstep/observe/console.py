@@ -28,7 +28,8 @@ class PlainConsole:
         self._stream = stream
 
     def emit(self, event: Event) -> None:
-        _say("\n".join(describe(event)), self._stream)
+        for line in describe(event):
+            _say(line, self._stream)
 
     def close(self) -> None:
         pass
@@ -63,7 +64,7 @@ class ProgressConsole:
         self._task = self._progress.add_task("training", total=None, loss="")
 
     def emit(self, event: Event) -> None:
-        if event["kind"] == "step":
+        if event["kind"] == "step" and "loss" in event:
             self._progress.update(self._task, completed=event["step"], loss=f"loss {_number(event['loss'])}")
             return
         if event["kind"] == "end":
@@ -103,7 +104,7 @@ def _start(event: Event) -> list[str]:
         lines.append(f"attempt {event['attempt']} in this folder: training starts again from the first step")
     lines.append(
         f"{event['recipe']}: {event['parameters']:,} parameters on {event['device']}, "
-        f"{_batch(event)}, {event['total_steps']} steps → {event['folder']}"
+        f"{_batch(event)}, {_rates(event)}, {event['total_steps']} steps → {event['folder']}"
     )
     return lines
 
@@ -116,19 +117,34 @@ def _batch(event: Event) -> str:
     return f"{work} on {processes} processes (speed-up at most ×{event['speed_up_bound']:.3g})"
 
 
+def _rates(event: Event) -> str:
+    rates = list(dict.fromkeys(f"{rate:.3g}" for rate in event["learning_rates"]))
+    precision = "" if event["precision"] == "fp32" else f" in {event['precision']}"
+    return f"learning rate {' and '.join(rates)}{precision}"
+
+
 def _metrics(event: Event) -> str:
-    return "  ".join(f"{name} {_number(value)}" for name, value in event["metrics"].items())
+    """Those that are numbers; a matrix is for the run's folder."""
+    shown = ((name, value) for name, value in event["metrics"].items() if isinstance(value, int | float | str))
+    return "  ".join(f"{name} {_number(value)}" for name, value in shown)
 
 
 def _number(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:.4f}"
 
 
+def _step(event: Event) -> list[str]:
+    """A loop's own values may be of any kind, or none: only the loss is for this line."""
+    lines = [f"step {event['step']:>6}  loss {_number(event['loss'])}"] if "loss" in event else []
+    return [*lines, f"stopped: {event['stopped']}"] if "stopped" in event else lines
+
+
 _WORDS: dict[str, Callable[[Event], list[str]]] = {
     "start": _start,
-    "step": lambda event: [f"step {event['step']:>6}  loss {_number(event['loss'])}"],
+    "step": _step,
     "eval": lambda event: [f"step {event['step']:>6}  epoch {event['epoch']:>3}  test: {_metrics(event)}"],
-    "checkpoint": lambda event: [f"saved {event['path']}"],
+    "checkpoint": lambda event: [f"saved {event['path']}{', the best so far' * event.get('is_best', False)}"],
+    "incident": lambda event: [event.get("text", f"incident at step {event['step']}")],
     "end": lambda event: [
         f"done after {event['step']} steps: test {_metrics(event)}  → {event['folder']}",
         f"digest {event['digest']}",

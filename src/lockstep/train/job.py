@@ -13,9 +13,12 @@ from lockstep.data.evaluation import EvaluationLoader
 from lockstep.errors import UserError
 from lockstep.events.event import Sink
 from lockstep.events.run_folder import RunFolder
+from lockstep.train.callbacks import Callback, EarlyStopping, KeepBest
 from lockstep.train.optimizer import build_optimizer
+from lockstep.train.options import StepOptions
 from lockstep.train.recipe import Recipe, Splits
 from lockstep.train.run import Run
+from lockstep.train.schedule import build_schedule
 from lockstep.train.trainer import Trainer
 from lockstep.world.collectives import barrier
 from lockstep.world.world import World
@@ -33,7 +36,7 @@ class Batch(NamedTuple):
 
 class Outcome(NamedTuple):
     step: int
-    metrics: dict[str, float]  # of the last evaluation; the recipe's first metric comes first
+    metrics: dict[str, Any]  # of the last evaluation; the recipe's first metric comes first
     digest: str
     folder: Path
 
@@ -45,17 +48,12 @@ def train_recipe(recipe: Recipe, config: Config, world: World, folder: RunFolder
     run = Run(
         folder.path,
         world,
-        seed=config.seed,
-        determinism=config.determinism,
-        clip_norm=config.clip_norm,
-        buffers=config.buffers,
-        bucket_mb=config.bucket_mb,
-        find_unused_parameters=config.find_unused_parameters,
         trace=config.trace,
         log_every=config.log_every,
         sinks=sinks,
         settings=ResolvedSettings(config),
         facts={"recipe": config.recipe, "folder": str(folder.path)},
+        **{name: getattr(config, name) for name in StepOptions.names()},
     )
     model = recipe.model(config)  # drawn from the seed's stream for weights, which Run has just begun
     batch = global_batch(config, world)
@@ -72,15 +70,26 @@ def train_recipe(recipe: Recipe, config: Config, world: World, folder: RunFolder
         lanes_per_rank=config.lanes_per_rank,
     )
     test = EvaluationLoader(splits.test, config.evaluation_batch, world, workers=config.workers)
-    trainer = Trainer(model, build_optimizer(model.parameters(), config.optim), recipe.loss, recipe.metrics, run=run)
+    trainer = Trainer(
+        model,
+        build_optimizer(model, config.optim, batch.size),
+        recipe.loss,
+        recipe.metrics,
+        schedule=build_schedule(config.schedule),
+        callbacks=_callbacks(config),
+        run=run,
+    )
+    if config.average is not None:
+        trainer.average = run.average(trainer.model, config.average.decay, warmup=config.average.warmup)
     steps = _QUICK_STEPS if config.quick else config.steps
+    epochs = None if steps else config.epochs
     try:
-        history = trainer.train(train, test, epochs=None if steps else config.epochs, steps=steps)
-        metrics = {name: value for name, value in history[-1].items() if name != "step"}
-        if world.is_main:
-            checkpoint = save_checkpoint(folder.checkpoints, run.step, trainer.model.state_dict(), {"metrics": metrics})
-            run.journal.events.emit("checkpoint", run.step, path=str(checkpoint.relative_to(folder.path)))
+        trainer.train(train, test, epochs=epochs, steps=steps, evaluate_every=config.evaluate_every)
+        metrics = trainer.metrics
+        _save(trainer)
         barrier()  # nobody is done before the result is on the disk
+        if conclude := getattr(recipe, "conclude", None):
+            conclude(run, trainer.model, config)
         digest = run.finish(metrics=metrics, folder=str(folder.path))
     except BaseException:
         run.close(abandon=True)
@@ -96,6 +105,28 @@ def global_batch(config: Config, world: World) -> Batch:
     if config.accumulate is None:
         return Batch(config.batch.per_device * world.size, config.lanes)
     return Batch(config.batch.per_device * world.size * config.accumulate, world.size * config.accumulate)
+
+
+def _callbacks(config: Config) -> list[Callback]:
+    callbacks: list[Callback] = []
+    if config.best is not None:
+        callbacks.append(KeepBest(config.best.metric, config.best.mode, lambda trainer: _save(trainer, is_best=True)))
+    if (stopping := config.early_stopping) is not None:
+        callbacks.append(EarlyStopping(stopping.metric, stopping.mode, stopping.patience, stopping.min_delta))
+    return callbacks
+
+
+def _save(trainer: Trainer, *, is_best: bool = False) -> None:
+    """The weights, and the averaged ones where there are any; by rank 0."""
+    run = trainer.run
+    folder = run.journal.folder
+    if folder is None or not run.world.is_main:
+        return
+    tensors = {"model": trainer.model.state_dict()}
+    if trainer.average is not None:
+        tensors["average"] = trainer.average.state()
+    path = save_checkpoint(folder.checkpoints, run.step, tensors, {"metrics": trainer.metrics}, is_best=is_best)
+    run.journal.events.emit("checkpoint", run.step, path=str(path.relative_to(folder.path)), is_best=is_best)
 
 
 def _first(dataset: Dataset[Any], count: int) -> Dataset[Any]:

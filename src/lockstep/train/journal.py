@@ -1,5 +1,6 @@
 """What a run leaves behind: its claim on the folder, rank 0's events, every rank's own log, and a trace if asked."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,9 +8,9 @@ from typing import Any
 from lockstep.engine.digest import State
 from lockstep.engine.trace import DigestTrace
 from lockstep.errors import UserError
-from lockstep.events.event import Events, Sink
+from lockstep.events.event import Events, Sink, plain
 from lockstep.events.jsonl import JsonLines
-from lockstep.events.run_folder import Claim, RunFolder, Settings
+from lockstep.events.run_folder import Claim, RunFolder, Settings, write_whole
 from lockstep.world.objects import broadcast_object
 from lockstep.world.world import World
 
@@ -42,6 +43,11 @@ class Journal:
         self.rank_log = Events([JsonLines(self.folder.rank_log(self._world.rank))], attempt)
         if self._wants_trace and self._world.is_main:
             self._trace = DigestTrace(self.folder.trace)
+
+    def save_history(self, history: Sequence[Mapping[str, Any]]) -> None:
+        """All evaluations so far, as one file that other programs read easily."""
+        if self.folder is not None and self._world.is_main:
+            write_whole(self.folder.history, json.dumps(plain(history), indent=1, allow_nan=False) + "\n")
 
     def trace(self, step: int, state: State) -> None:
         if self._trace is not None:

@@ -1,23 +1,128 @@
-"""From the config's `optim:` section to a torch optimizer."""
+"""Optimizers: a learning rate that follows the batch, parameter groups by name, and the config's `optim:` section."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from math import sqrt
+from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
 
 import torch
 from torch import nn
+from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from lockstep.config.schema import OptimConfig
+from lockstep.errors import UserError
 
-Parameters = Iterable[nn.Parameter]
+if TYPE_CHECKING:  # a loop of one's own works without pydantic
+    from lockstep.config.schema import OptimConfig
 
-_BUILDERS: dict[str, Callable[[Parameters, OptimConfig], Optimizer]] = {
-    "sgd": lambda parameters, optim: torch.optim.SGD(
-        parameters, lr=optim.lr, weight_decay=optim.weight_decay, momentum=optim.momentum
+Groups = list[dict[str, Any]]
+Scaling = Literal["none", "linear", "sqrt"]
+
+_SCALINGS: dict[str, Callable[[float], float]] = {"linear": lambda ratio: ratio, "sqrt": sqrt}
+
+
+class GroupRule(TypedDict):
+    """What the parameters with a name that `match` fits (as file names fit `*.txt`) have of their own."""
+
+    match: str
+    lr_factor: NotRequired[float]
+    weight_decay: NotRequired[float | None]  # the optimizer's if None
+
+
+def scaled_lr(lr: float, global_batch: int, base_batch: int | None, rule: Scaling = "linear") -> float:
+    """A learning rate found at `base_batch`, for another batch: times their ratio or its square root."""
+    if rule == "none":
+        return lr
+    if rule not in _SCALINGS:
+        raise UserError(f"learning-rate scaling: expected one of none, {', '.join(_SCALINGS)}, got {rule!r}")
+    if base_batch is None or base_batch < 1:
+        raise UserError(f"learning-rate scaling {rule} needs the batch that lr={lr} was found at, got {base_batch}")
+    return lr * _SCALINGS[rule](global_batch / base_batch)  # the ratio first: with equal batches it is exactly 1
+
+
+def parameter_groups(model: nn.Module, rules: Sequence[GroupRule], *, lr: float) -> Groups:
+    """A model's trainable parameters as groups for a torch optimizer, by the first rule that matches the name.
+
+        parameter_groups(model, [{"match": "*.bias", "lr_factor": 0.1, "weight_decay": 0.0}], lr=3e-4)
+
+    Groups come in the order of the rules, then the rest; in a group parameters come in the model's order. A parameter
+    with several names (tied weights) comes once, and may be matched by any of them.
+    """
+    for place, rule in enumerate(rules, 1):
+        _check(rule, f"parameter groups: rule {place}")
+    names: dict[Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if parameter.requires_grad:
+            names.setdefault(parameter, []).append(name)
+    if not names:
+        raise UserError("the model has no trainable parameter")
+    chosen: list[list[Parameter]] = [[] for _ in rules]
+    rest: list[Parameter] = []
+    for parameter, own in names.items():
+        first = next((group for rule, group in zip(rules, chosen, strict=True) if _matches(rule, own)), rest)
+        first.append(parameter)
+    for rule, parameters in zip(rules, chosen, strict=True):
+        if not parameters:
+            raise UserError(_why_empty(rule, model))
+    groups = [_group(rule, parameters, lr) for rule, parameters in zip(rules, chosen, strict=True)]
+    return [*groups, {"params": rest, "lr": lr}] if rest else groups
+
+
+def build_optimizer(model: nn.Module, optim: "OptimConfig", global_batch: int) -> Optimizer:
+    lr = scaled_lr(optim.lr, global_batch, optim.base_batch, optim.lr_scaling)
+    rules = [
+        GroupRule(match=group.match, lr_factor=group.lr_factor, weight_decay=group.weight_decay)
+        for group in optim.groups
+    ]
+    return _BUILDERS[optim.name](parameter_groups(model, rules, lr=lr), optim)
+
+
+def _adam(kind: type[torch.optim.Adam], groups: Groups, optim: "OptimConfig") -> Optimizer:
+    return kind(groups, betas=optim.betas, eps=optim.eps, weight_decay=optim.weight_decay)
+
+
+_BUILDERS: dict[str, Callable[[Groups, "OptimConfig"], Optimizer]] = {
+    "sgd": lambda groups, optim: torch.optim.SGD(
+        groups, momentum=optim.momentum, nesterov=optim.nesterov, weight_decay=optim.weight_decay
     ),
-    "adam": lambda parameters, optim: torch.optim.Adam(parameters, lr=optim.lr, weight_decay=optim.weight_decay),
-    "adamw": lambda parameters, optim: torch.optim.AdamW(parameters, lr=optim.lr, weight_decay=optim.weight_decay),
+    "adam": lambda groups, optim: _adam(torch.optim.Adam, groups, optim),
+    "adamw": lambda groups, optim: _adam(torch.optim.AdamW, groups, optim),
 }
 
 
-def build_optimizer(parameters: Parameters, optim: OptimConfig) -> Optimizer:
-    return _BUILDERS[optim.name](parameters, optim)
+def _matches(rule: GroupRule, names: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, rule["match"]) for name in names)
+
+
+def _group(rule: GroupRule, parameters: list[Parameter], lr: float) -> dict[str, Any]:
+    group = {"params": parameters, "lr": lr * rule.get("lr_factor", 1.0)}
+    weight_decay = rule.get("weight_decay")
+    return group if weight_decay is None else {**group, "weight_decay": weight_decay}
+
+
+def _check(rule: Mapping[str, Any], place: str) -> None:
+    """torch takes any key of a group, and leaves alone what it does not know: a misspelt one would do nothing."""
+    known = GroupRule.__annotations__
+    for key in rule:
+        if key not in known:
+            raise UserError(f"{place}: expected the keys {', '.join(known)}, got {key!r}")
+    if not isinstance(rule.get("match"), str):
+        raise UserError(f"{place}: needs match=, a pattern of parameter names, as in '*.bias'")
+    for key in ("lr_factor", "weight_decay"):
+        value = rule.get(key)
+        if value is not None and not 0 <= value < float("inf"):
+            raise UserError(f"{place}: {key}={value}: expected a number of at least 0")
+
+
+def _why_empty(rule: GroupRule, model: nn.Module) -> str:
+    trainable = {name: p.requires_grad for name, p in model.named_parameters(remove_duplicate=False)}
+    matched = [name for name in trainable if _matches(rule, [name])]
+    subject = f"parameter groups: {rule['match']!r}"
+    taken = next((name for name in matched if trainable[name]), None)
+    if taken is not None:
+        return f"{subject} has nothing left to match: earlier rules take {taken} and the like; put it before them"
+    if matched:
+        return f"{subject} matches only frozen parameters, such as {matched[0]}: leave the rule out"
+    near = get_close_matches(rule["match"], [name for name in trainable if trainable[name]], n=1, cutoff=0.0)
+    return f"{subject} matches no trainable parameter; the nearest is {near[0]}"

@@ -1,4 +1,7 @@
-"""What a recipe is: a model, its data, its loss and its metrics, with a config of its own."""
+"""What a recipe is: a model, its data, its loss and its metrics, with a config of its own.
+
+It may also have `conclude(run, model, config)`, called on every rank after training: to show samples, for example.
+"""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol

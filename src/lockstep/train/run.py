@@ -23,6 +23,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from lockstep.config.duration import RunLength
 from lockstep.config.plain_settings import PlainSettings
 from lockstep.data.evaluation import EvaluationLoader
 from lockstep.data.foreign import ForeignLoader, rebuild
@@ -30,7 +31,6 @@ from lockstep.data.iterable import IterableLaneLoader
 from lockstep.data.loader import LaneLoader
 from lockstep.data.order import ORDER_VERSION
 from lockstep.data.samples import is_iterable
-from lockstep.engine.buffers import Rule
 from lockstep.engine.digest import digest, state_of, tensor_digests
 from lockstep.engine.engine import Engine
 from lockstep.engine.fast_engine import FastEngine
@@ -42,8 +42,15 @@ from lockstep.events.echo import Echo
 from lockstep.events.event import Sink
 from lockstep.events.run_folder import Settings
 from lockstep.metrics.tally import Tally
+from lockstep.train.average import MovingAverage
 from lockstep.train.journal import Journal
+from lockstep.train.nonfinite import Investigator
+from lockstep.train.options import StepOptions
+from lockstep.train.precision import LossScaler, Precision
+from lockstep.train.schedule import Factor, Schedule
 from lockstep.train.step import Models, Step, StepContext
+from lockstep.train.update import Updater
+from lockstep.world.arithmetic import set_arithmetic
 from lockstep.world.collectives import broadcast
 from lockstep.world.fingerprint import fingerprint
 from lockstep.world.memory import peak_memory_bytes
@@ -52,7 +59,6 @@ from lockstep.world.randomness import derived, key_of, seed_streams, undisturbed
 from lockstep.world.setup import setup_distributed
 from lockstep.world.world import World
 
-Determinism = Literal["lockstep", "fast"]
 Loader = LaneLoader | IterableLaneLoader | ForeignLoader
 Metrics = Callable[[Any, Any], Mapping[str, tuple[Tensor | float, int]]]
 Module = TypeVar("Module", bound=nn.Module)
@@ -65,10 +71,9 @@ _FEW_FOR_BATCH_NORM = 16  # samples a lane
 class Run:
     """One training run, on this rank. The number of ranks never changes what it computes.
 
-    `folder`: where it leaves its events, or None. `seed` starts every random stream, also the one that weights built
-    after this are drawn from. `determinism="fast"` trades equal bits for torch's own reductions. `buffers` says how
-    lanes' buffers are combined, by name pattern: `{"*.codebook": "mean" | "first" | "max"}`. `trace=True` writes down
-    every step's digests, so that `lockstep.first_difference` can say where two runs part.
+    `folder`: where it leaves its events, or None. `trace=True` writes down every step's digests, so that
+    `lockstep.first_difference` can say where two runs part. All other options (`seed`, `precision`, `clip_norm` …) say
+    how steps are computed: see `StepOptions`.
     """
 
     def __init__(
@@ -76,46 +81,43 @@ class Run:
         folder: str | Path | None = None,
         world: World | None = None,
         *,
-        seed: int = 0,
-        determinism: Determinism = "lockstep",
-        clip_norm: float | None = None,
-        buffers: Mapping[str, Rule] | None = None,
-        bucket_mb: float = 4.0,
-        find_unused_parameters: bool = False,
         trace: bool = False,
         log_every: int = 10,
         sinks: Sequence[Sink] | None = None,
         settings: Settings | None = None,
         facts: Mapping[str, Any] | None = None,
+        **options: Any,
     ) -> None:
-        if determinism not in ("lockstep", "fast"):
-            raise UserError(f"determinism={determinism!r}: expected lockstep or fast")
+        self.options = StepOptions.read(options)
         if trace and folder is None:
             raise UserError("trace=True needs a folder to write to")
         self.world = setup_distributed() if world is None else world
-        self.seed = seed
+        set_arithmetic(self.world.device, tf32=self.options.tf32, deterministic=self.options.determinism == "lockstep")
         self.step = 0  # updates completed
         self.batches = 0  # global batches consumed
         self._number = 0  # of the step that is being made, or of the last one
-        self._determinism = determinism
-        self._clip_norm = clip_norm
-        self._buffer_rules = dict(buffers or {})
-        self._bucket_bytes = int(bucket_mb * 2**20)
-        self._find_unused_parameters = find_unused_parameters
         self.log_every = log_every
         self._settings = settings
         self._facts = dict(facts or {})  # for the start event
         self._models: dict[str, nn.Module] = {}
         self._optimizers: dict[str, Optimizer] = {}
+        self._schedules: dict[Optimizer, Schedule | Factor] = {}
+        self._averages: dict[str, MovingAverage] = {}
+        self._scaler: LossScaler | None = None
         self._parameters: dict[Any, list[Parameter]] = {}  # by the models they are of
         self._engine: Engine | None = None
+        self._precision = Precision(self.options.precision, self.world.device)
         self.journal = Journal(
             None if folder is None else Path(folder),
             self.world,
             [Echo()] if sinks is None and folder is not None else sinks or [],
             trace=trace,
         )
-        seed_streams(key_of(seed, "weights"))
+        seed_streams(key_of(self.seed, "weights"))
+
+    @property
+    def seed(self) -> int:
+        return self.options.seed
 
     def prepare(self, model: Module) -> Module:
         """The same module, on this rank's device, with rank 0's weights and buffers."""
@@ -129,12 +131,29 @@ class Run:
         self._engine = None
         return model
 
-    def optimizer(self, models: Models, make: Callable[[list[Parameter]], Optimizer] | Optimizer) -> Optimizer:
-        """An optimizer for these models' trainable parameters: made by a function of them, or ready-made."""
+    def optimizer(
+        self,
+        models: Models,
+        make: Callable[[list[Parameter]], Optimizer] | Optimizer,
+        schedule: Schedule | Factor | None = None,
+    ) -> Optimizer:
+        """An optimizer for these models' trainable parameters: made by a function of them, or ready-made.
+
+        `schedule`: its learning rates' course, as in `lockstep.Schedule.cosine(warmup="500 steps")`, or a function from
+        the updates completed to a factor.
+        """
         made = make if isinstance(make, Optimizer) else make(self._parameters_of(models))
         if isinstance(made, torch.optim.LBFGS):
             raise UserError("LBFGS evaluates the loss several times in a step, which a step of lanes does not offer")
         self._optimizers[f"optimizer{len(self._optimizers) or ''}"] = made
+        if schedule is not None:
+            self._schedules[made] = schedule
+        return made
+
+    def average(self, model: nn.Module, decay: float = 0.999, *, warmup: bool = True) -> MovingAverage:
+        """An exponential moving average of a model's weights, which every update of them moves on."""
+        made = MovingAverage(model, decay, warmup=warmup)
+        self._averages[f"average{len(self._averages) or ''}"] = made
         return made
 
     def loader(
@@ -185,10 +204,12 @@ class Run:
                 fetched = time.perf_counter()
                 self._number = self.step + 1
                 step = Step(self._number, batch, context)
+                is_left = True
                 try:
                     yield step
-                finally:  # also where the loop is left by `break`
-                    self.batches += 1
+                    is_left = False
+                finally:  # also where the loop is left by `break`; a step that nothing was done with is still to come
+                    self.batches += step.is_begun or not is_left
                     self.step += step.is_updated
                 if step.is_updated:
                     self._after(step.number, fetched - started, time.perf_counter() - fetched)
@@ -198,6 +219,18 @@ class Run:
         except BaseException:  # the loop was left in the middle; `finish` or `close` may still be called
             self._drop_engine(abandon=True)
             raise
+
+    def length(self, loader: Loader, *, epochs: int | None = None, steps: int | None = None) -> RunLength:
+        """What durations are counted in, and how many updates there will have been after so many more."""
+        per_epoch = len(loader) if _is_sized(loader) else None
+        if epochs is not None and per_epoch is not None:
+            steps = epochs * per_epoch
+        return RunLength(per_epoch, loader.global_batch, None if steps is None else self.step + steps)
+
+    @property
+    def loss_scale(self) -> float | None:
+        """With fp16, what losses are multiplied with at present."""
+        return None if self._scaler is None else self._scaler.scale
 
     def evaluate(self, model: Any, dataset: Any, metrics: Metrics, *, batch: int = 256) -> dict[str, float]:
         """The mean of each metric over every sample, counted once: `metrics(model, batch)` → {name: (sum, count)}.
@@ -212,7 +245,7 @@ class Run:
         try:
             for root in _as_list(model):
                 root.eval()
-            with torch.no_grad(), undisturbed_streams(cuda=True):
+            with torch.no_grad(), undisturbed_streams(cuda=True), self._precision.autocast:
                 for chunk in loader:
                     seed_streams(derived(key, chunk.chunk))  # what a metric draws must not depend on who draws it
                     tally.add(chunk.chunk, metrics(model, chunk.data))
@@ -227,7 +260,9 @@ class Run:
 
     def state(self) -> dict[str, Tensor]:
         """Every tensor that training changes, under a name that says what it is."""
-        return state_of(self._models, self._optimizers)
+        averages = {name: average.state() for name, average in self._averages.items()}
+        scaler = {} if self._scaler is None else {"loss_scaler": self._scaler.state()}
+        return state_of(self._models, self._optimizers, averages | scaler)
 
     def digest(self) -> str:
         """The sha256 of that state, in hex: equal digests, equal bits."""
@@ -262,14 +297,11 @@ class Run:
         self._parameters = {}
         self._drop_engine(abandon=False)
         self._engine = self._make_engine(loader)
-        numerics = {
-            "seed": self.seed,
+        length = self.length(loader, epochs=epochs, steps=steps)
+        numerics = self.options.numerics() | {
             "global_batch": loader.global_batch,
             "lanes": loader.lanes.count if loader.exact else None,
             "tail": loader.tail,
-            "determinism": self._determinism,
-            "clip_norm": self._clip_norm,
-            "buffers": self._buffer_rules,
         }
         versions = {"order_version": ORDER_VERSION, "tree_version": TREE_VERSION}
         self.journal.open(self._settings or PlainSettings(numerics), fingerprint(self.world) | numerics | versions)
@@ -283,7 +315,9 @@ class Run:
             effective_batch=loader.global_batch,
             lanes=loader.lanes.count,
             speed_up_bound=loader.lanes.speed_up_bound,
-            total_steps=self.step + (steps or (epochs or 1) * len(loader)) if steps or _is_sized(loader) else None,
+            total_steps=length.total_steps,
+            precision=self.options.precision,
+            learning_rates=[group["lr"] for each in self._optimizers.values() for group in each.param_groups],
             parameters=sum(parameter.numel() for parameter in self._parameters_of(None)),
             **self._facts,
         )
@@ -291,18 +325,46 @@ class Run:
             self._engine,
             lane_key=key_of(self.seed, "lane"),
             update_key=key_of(self.seed, "update") if loader.lanes.count > 1 else None,
-            clip_norm=self._clip_norm,
+            precision=self._precision,
+            updater=self._make_updater(length),
+            investigator=Investigator(self.options.on_nonfinite, loader.lanes, self._names(), self._tell_incident),
             parameters=self._parameters_of,
+            buffers=lambda: [buffer for model in self._models.values() for buffer in model.buffers()],
         )
+
+    def _make_updater(self, length: RunLength) -> Updater:
+        if self.options.precision == "fp16" and self._scaler is None:
+            self._scaler = LossScaler(length.global_batch or 1, self.world.device)
+        rates = {
+            optimizer: schedule.bind(length) if isinstance(schedule, Schedule) else schedule
+            for optimizer, schedule in self._schedules.items()
+        }
+        return Updater(self.options, self._scaler, rates, list(self._averages.values()))
+
+    def _names(self) -> dict[Parameter, str]:
+        """Under which a parameter is spoken of; several models are told apart."""
+        several = len(self._models) > 1
+        return {
+            parameter: f"{prefix}.{name}" if several else name
+            for prefix, model in self._models.items()
+            for name, parameter in model.named_parameters()
+        }
+
+    def _tell_incident(self, step: int, text: str) -> None:
+        self.journal.events.emit("incident", step, text=text)
+        if self.world.is_main:
+            logger.warning("%s", text)
 
     def _make_engine(self, loader: Loader) -> Engine:
         models = list(self._models.values())
         if loader.lanes.count == 1:
             return OneLaneEngine(self.world, models)
-        if self._determinism == "fast" or not loader.exact:
-            return FastEngine(self.world, loader.lanes, models, find_unused_parameters=self._find_unused_parameters)
+        if self.options.determinism == "fast" or not loader.exact:
+            unused = self.options.find_unused_parameters
+            return FastEngine(self.world, loader.lanes, models, find_unused_parameters=unused)
+        bucket_bytes = int(self.options.bucket_mb * 2**20)
         return TreeEngine(
-            self.world, loader.lanes, models, buffer_rules=self._buffer_rules, bucket_bytes=self._bucket_bytes
+            self.world, loader.lanes, models, buffer_rules=self.options.buffers, bucket_bytes=bucket_bytes
         )
 
     def _check_batch_norm(self, loader: Loader) -> None:

@@ -2,18 +2,21 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from lockstep.data.batch import GlobalBatch
 from lockstep.engine.engine import Engine, LanePass
-from lockstep.engine.norm import clip_by_norm
 from lockstep.engine.table import Count, Term, Terms, as_terms
 from lockstep.errors import UserError
+from lockstep.train.nonfinite import Investigator, LaneGradients, Replay
+from lockstep.train.precision import Precision
+from lockstep.train.update import Updater
 from lockstep.world.randomness import derived, seed_streams
 
 Models = nn.Module | Sequence[nn.Module]
@@ -27,8 +30,11 @@ class StepContext(NamedTuple):
     engine: Engine
     lane_key: int  # what a lane draws from, and
     update_key: int | None  # what is drawn after the lanes, start from these; with a single lane it just goes on
-    clip_norm: float | None
+    precision: Precision
+    updater: Updater
+    investigator: Investigator
     parameters: Callable[[Models | None], list[Parameter]]
+    buffers: Callable[[], list[Tensor]]
 
 
 class Step:
@@ -43,11 +49,17 @@ class Step:
         self.batch = batch
         self.weight: Tensor | None = None  # of the current lane's samples, where the loader pads
         self.norm: Tensor | None = None  # of the gradients before clipping, where they are clipped
-        self.is_updated = False
+        self.is_updated = False  # an update was made
+        self.was_skipped = False  # the latest was not: something in it was not finite
         self._context = context
         self._passes: list[_Pending] = []
         self._num_passes = 0
         self._open: LanePass | None = None
+        self._last_pass: LanePass | None = None
+
+    @property
+    def is_begun(self) -> bool:
+        return self._num_passes > 0
 
     @property
     def epoch(self) -> int:
@@ -63,6 +75,10 @@ class Step:
 
     def lanes_of(self, model: Models | None) -> Iterator[Any]:
         """The same, for the gradients of one model (or several) alone."""
+        return self._run_lanes(model, None)
+
+    def _run_lanes(self, model: Models | None, loss: Loss | None) -> Iterator[Any]:
+        """`loss`: what will be called with each lane's data, where that is known."""
         number = self._num_passes
         self._num_passes += 1
         parameters = self._context.parameters(model)
@@ -70,27 +86,31 @@ class Step:
             if not set(earlier.parameters).isdisjoint(parameters):
                 raise UserError("a second pass over the same model before step.update(): the first would be lost")
             earlier.finish()  # this one may need the buffers it leaves
-        lane_pass = self._context.engine.start_pass(parameters)
+        pending = _Pending(self._context.engine.start_pass(parameters), parameters, number)
+        lane_pass = pending.lane_pass
+        if loss is not None and model is not None:
+            pending.replay = lambda: self._replayed(loss, model, pending)
+        if self._context.updater.may_skip:
+            pending.buffers = [_Kept(buffer, buffer.clone(), buffer._version) for buffer in self._context.buffers()]
         for lane, data, size, weight in self.batch.lanes:
             lane_pass.open_lane(lane, size)
             if data is not None:
-                seed_streams(derived(self._context.lane_key, _place(self.batch.number, number, lane)))
-                self.weight = weight
+                self._open_lane(number, lane, weight)
                 self._open = lane_pass
-                yield data
+                with self._context.precision.autocast:
+                    yield data
                 self._open = None
             lane_pass.close_lane()
         if self._context.update_key is not None:
             # What is drawn from here to the next lanes is the same on all ranks, whatever lanes they had.
             seed_streams(derived(self._context.update_key, _place(self.batch.number, number)))
         lane_pass.end()
-        self._passes.append(_Pending(lane_pass, parameters))
+        self._passes.append(pending)
 
     def accumulate(self, loss: Loss, model: Models) -> None:
         """Run `loss(model, batch)` and its backward pass over this rank's lanes."""
-        for data in self.lanes_of(model):
-            result = loss(model, data) if self.weight is None else self._weighted(loss, model, data)
-            self.backward(result)
+        for data in self._run_lanes(model, loss):
+            self.backward(self._loss_of(loss, model, data))
 
     def backward(
         self,
@@ -107,7 +127,8 @@ class Step:
         if self._open is None:
             raise UserError("step.backward() belongs inside `for batch in step.lanes:`")
         loss: Any = loss_sum if count is None else (loss_sum, count)
-        self._open.backward(as_terms(loss), more=more, retain_graph=retain_graph)
+        with self._context.precision.as_it_is:
+            self._open.backward(self._scaled(as_terms(loss)), more=more, retain_graph=retain_graph)
 
     def update(self, *optimizers: Optimizer) -> None:
         """Wait for all ranks' gradients of the optimizers' parameters, clip them, and let the optimizers step."""
@@ -120,25 +141,61 @@ class Step:
         for each in passes:
             each.finish()
         self._passes = [each for each in self._passes if each not in passes]
-        self._last_pass = passes[-1].lane_pass
-        if self._context.clip_norm is not None:
-            gradients = [p.grad for each in passes for p in each.parameters if p.grad is not None]
-            self.norm = clip_by_norm(gradients, self._context.clip_norm)
-        for optimizer in optimizers:
-            optimizer.step()
-        self.is_updated = True
+        scaler = self._context.updater.scaler
+        self._last_pass, self._loss_scale = passes[-1].lane_pass, 1.0 if scaler is None else scaler.number
+        parameters = [parameter for each in passes for parameter in each.parameters]
+        loss_sums = [loss_sum for each in passes for loss_sum in each.lane_pass.loss_sums()]
+        update = self._context.updater.apply(self.number, parameters, loss_sums, optimizers)
+        self.norm = update.norm
+        self.was_skipped = not update.is_made
+        self.is_updated |= update.is_made
+        if update.is_made:
+            return
+        if not update.is_overflow:
+            self._context.investigator.report(self.number, passes)
+        for each in passes:
+            each.put_buffers_back()
 
     @property
     def loss(self) -> float:
         """The loss over all lanes of all ranks, of the latest update; fetched from the device when it is read."""
-        if not self.is_updated:
+        return self.loss_tensor.item()
+
+    @property
+    def loss_tensor(self) -> Tensor:
+        """The same, left where it is: nothing waits for the device."""
+        if self._last_pass is None:
             raise UserError("step.loss is known after step.update()")
-        return self._last_pass.loss().item()
+        return self._last_pass.loss() / self._loss_scale
 
     def _passes_of(self, optimizers: Sequence[Optimizer]) -> list["_Pending"]:
         """Those of the pending passes that these optimizers' parameters had a part in."""
         parameters = {p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
         return [each for each in self._passes if not parameters.isdisjoint(each.parameters)]
+
+    def _open_lane(self, number: int, lane: int, weight: Tensor | None) -> None:
+        seed_streams(derived(self._context.lane_key, _place(self.batch.number, number, lane)))
+        self.weight = weight
+
+    def _loss_of(self, loss: Loss, model: Models, data: Any) -> Term | Terms:
+        return loss(model, data) if self.weight is None else self._weighted(loss, model, data)
+
+    def _scaled(self, terms: Terms) -> Terms:
+        scaler = self._context.updater.scaler
+        if scaler is None:
+            return terms
+        return {name: (loss_sum.float() * scaler.factor, count) for name, (loss_sum, count) in terms.items()}
+
+    def _replayed(self, loss: Loss, model: Models, pending: "_Pending") -> Iterator[LaneGradients]:
+        """Each lane's own gradients once more: the same, because all that a lane draws is keyed."""
+        for lane, data, _, weight in self.batch.lanes:
+            if data is not None:
+                self._open_lane(pending.number, lane, weight)
+                with self._context.precision.autocast:
+                    terms = self._scaled(as_terms(self._loss_of(loss, model, data)))
+                total = torch.stack([loss_sum.reshape(()) for loss_sum, _ in terms.values()]).sum()
+                gradients = torch.autograd.grad(total, pending.parameters, allow_unused=True)
+                yield LaneGradients(lane, list(zip(pending.parameters, gradients, strict=True)))
 
     def _weighted(self, loss: Loss, model: Models, data: Any) -> Term | Terms:
         parameters = inspect.signature(loss).parameters
@@ -149,18 +206,35 @@ class Step:
         return loss(model, data, weight=self.weight)
 
 
+class _Kept(NamedTuple):
+    """A buffer as it was before the lanes."""
+
+    buffer: Tensor
+    value: Tensor
+    version: int
+
+
 @dataclass(eq=False)
 class _Pending:
     """A pass over the lanes whose gradients no update has used yet."""
 
     lane_pass: LanePass
     parameters: list[Parameter]
+    number: int  # of the passes in this step
+    replay: Replay | None = None
+    buffers: list[_Kept] = field(default_factory=list)
     is_finished: bool = False
 
     def finish(self) -> None:
         if not self.is_finished:
             self.lane_pass.finish()
             self.is_finished = True
+
+    def put_buffers_back(self) -> None:
+        """What is not finite may have reached them too."""
+        for buffer, value, version in self.buffers:
+            if buffer._version != version:
+                buffer.copy_(value)
 
 
 def _place(batch: int, number: int, lane: int = 0) -> int:

@@ -1,45 +1,66 @@
-"""The trainer: the loop of `Run` and `Step` for a model, a loss and metrics, with evaluation after every epoch.
+"""The trainer: the loop of `Run` and `Step` for a model, a loss and metrics.
 
-for each step:  accumulate over this rank's lanes → update → event
-after an epoch: evaluate on every sample of the validation set → event
+callbacks: on_start
+for each step:        accumulate over this rank's lanes → update → callbacks: on_step
+at each evaluation:   every validation sample once → history → callbacks: on_evaluate, any of which may stop it
+callbacks: on_end
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from lockstep.config.duration import Duration, RunLength
 from lockstep.data.evaluation import EvaluationLoader
+from lockstep.train.average import MovingAverage
+from lockstep.train.callbacks import Callback
+from lockstep.train.own_loss import own_loss
 from lockstep.train.run import Loader, Metrics, Run
+from lockstep.train.schedule import Factor, Schedule
 from lockstep.train.step import Loss, Step
 from lockstep.world.setup import setup_distributed
 from lockstep.world.world import World
+
+Entry = dict[str, Any]  # of the history: step, epoch, train_loss, and the metrics where there are any
 
 
 class Trainer:
     """Trains a module with an optimizer made for its parameters.
 
-    `loss(model, batch)` returns a sum and a count. The device is the script's if it names one, else the world's.
+    `loss(model, batch)` returns a sum and a count; without one, the model's output carries its loss. `metrics(model,
+    batch)` is what evaluation computes, the loss if there are none. With an `average`, that is what is evaluated. The
+    device is the script's if it names one, else the world's.
     """
 
     def __init__(
         self,
         model: nn.Module,
         optimizer: Optimizer,
-        loss: Loss,
+        loss: Loss = own_loss,
         metrics: Metrics | None = None,
         *,
+        schedule: Schedule | Factor | None = None,
+        average: MovingAverage | None = None,
+        callbacks: Sequence[Callback] = (),
         device: str | torch.device | None = None,
         run: Run | None = None,
     ) -> None:
         self.run = Run(None, setup_distributed(device=device)) if run is None else run
         self.model = self.run.prepare(model)
-        self._optimizer = self.run.optimizer(self.model, optimizer)
+        self.optimizer = self.run.optimizer(self.model, optimizer, schedule)
+        self.average = average
+        self.history: list[Entry] = []
+        self.metrics: dict[str, Any] = {}  # of the latest evaluation
         self._loss = loss
-        self._metrics = metrics
+        self._metrics = metrics or self._loss_as_metric
+        self._callbacks = list(callbacks)
+        self._stop_reason: str | None = None
 
     @property
     def world(self) -> World:
@@ -57,38 +78,107 @@ class Trainer:
         *,
         epochs: int | None = None,
         steps: int | None = None,
-    ) -> list[dict[str, float]]:
-        """Train for so many (more) epochs or steps; return each evaluation's metrics, the same on every rank."""
+        evaluate_every: Duration | str | int = "1 epoch",
+    ) -> list[Entry]:
+        """Train for so many (more) epochs or steps; return the history, the same on every rank."""
         loader = self.run.loader(train_loader) if isinstance(train_loader, DataLoader) else train_loader
-        history: list[dict[str, float]] = []
-        for last_of_epoch in self._train_epochs(loader, epochs, steps):
-            if val_loader is not None and self._metrics is not None:
-                values = self.evaluate(val_loader)
-                self.run.journal.events.emit("eval", self.step, epoch=last_of_epoch.epoch + 1, metrics=values)
-                history.append({"step": self.step, **values})
-        return history
+        self._stop_reason = None
+        for callback in self._callbacks:
+            callback.on_start(self)
+        for stage in self._stages(loader, epochs, steps, Duration.parse(evaluate_every)):
+            self._conclude(stage, val_loader)
+            if self._stop_reason is not None:
+                self.run.log(stopped=self._stop_reason)
+                break
+        for callback in self._callbacks:
+            callback.on_end(self)
+        return self.history
 
-    def evaluate(self, loader: EvaluationLoader | DataLoader[Any]) -> dict[str, float]:
-        """The mean of each metric over all ranks' samples, each counted once."""
-        assert self._metrics is not None
-        return self.run.evaluate(self.model, loader, self._metrics)
+    def stop(self, reason: str) -> None:
+        """End the training after this evaluation. Every rank must come to the same decision."""
+        self._stop_reason = reason
 
-    def _train_epochs(self, loader: Loader, epochs: int | None, steps: int | None) -> Iterator[Step]:
-        """Train, and yield each epoch's last step once it is complete."""
+    def evaluate(self, loader: EvaluationLoader | DataLoader[Any]) -> dict[str, Any]:
+        """The metrics over all ranks' samples, each counted once."""
+        with nullcontext() if self.average is None else self.average.applied():
+            return self.run.evaluate(self.model, loader, self._metrics)
+
+    def _stages(self, loader: Loader, epochs: int | None, steps: int | None, every: Duration) -> Iterator["_Stage"]:
+        """Train, and stop by whenever it is time to evaluate; at the end in any case."""
         self.model.train()
-        previous: Step | None = None
+        evaluation = _Timetable(every, self.run.length(loader))
+        stage = _Stage()
         for step in self.run.open_steps(loader, epochs=epochs, steps=steps):
-            if previous is not None and step.epoch != previous.epoch:
-                yield previous
+            if stage.last is not None and evaluation.is_due(stage.last, step):
+                yield stage
+                stage = _Stage()
             step.accumulate(self._loss, self.model)
-            step.update(self._optimizer)
-            if step.every(self.run.log_every):
-                self._tell(step)
-            previous = step
-        if previous is not None:
-            if not previous.every(self.run.log_every):
-                self._tell(previous)
-            yield previous
+            step.update(self.optimizer)
+            stage.add(step)
+            if step.is_updated:
+                if step.every(self.run.log_every):
+                    self._tell(step)
+                for callback in self._callbacks:
+                    callback.on_step(self, step)
+        if stage.last is not None:
+            if stage.last.is_updated and not stage.last.every(self.run.log_every):
+                self._tell(stage.last)
+            yield stage
+
+    def _conclude(self, stage: "_Stage", val_loader: EvaluationLoader | DataLoader[Any] | None) -> None:
+        assert stage.last is not None
+        entry: Entry = {"step": self.step, "epoch": stage.last.epoch + 1, "train_loss": stage.mean_loss()}
+        if val_loader is not None:
+            self.metrics = self.evaluate(val_loader)
+            self.run.journal.events.emit("eval", metrics=self.metrics, **entry)
+            entry |= self.metrics
+        self.history.append(entry)
+        self.run.journal.save_history(self.history)
+        if val_loader is not None:
+            for callback in self._callbacks:
+                callback.on_evaluate(self, self.metrics)
 
     def _tell(self, step: Step) -> None:
-        self.run.journal.events.emit("step", step.number, epoch=step.epoch, loss=step.loss, samples=step.batch.size)
+        values: dict[str, Any] = {"epoch": step.epoch, "loss": step.loss, "samples": step.batch.size}
+        values["lr"] = float(self.optimizer.param_groups[0]["lr"])
+        if step.norm is not None:
+            values["gradient_norm"] = step.norm.item()
+        if self.run.loss_scale is not None:
+            values["loss_scale"] = self.run.loss_scale
+        self.run.journal.events.emit("step", step.number, **values)
+
+    def _loss_as_metric(self, model: Any, batch: Any) -> Any:
+        loss = self._loss(model, batch)
+        return {"loss": loss} if isinstance(loss, tuple) else loss
+
+
+class _Stage:
+    """The steps between two evaluations."""
+
+    def __init__(self) -> None:
+        self.last: Step | None = None
+        self._num_updates = 0
+        self._total_loss: Tensor | None = None  # stays on the device until it is shown
+
+    def add(self, step: Step) -> None:
+        self.last = step
+        if step.is_updated:
+            self._num_updates += 1
+            self._total_loss = step.loss_tensor if self._total_loss is None else self._total_loss + step.loss_tensor
+
+    def mean_loss(self) -> float:
+        return math.nan if self._total_loss is None else self._total_loss.item() / self._num_updates
+
+
+class _Timetable:
+    """When to evaluate: by whole epochs, or by updates."""
+
+    def __init__(self, every: Duration, length: RunLength) -> None:
+        self._epochs = int(every.number) if every.unit == "epochs" and every.number % 1 == 0 else None
+        if self._epochs is None:
+            self._steps = every.in_steps(length, "evaluate_every")
+
+    def is_due(self, done: Step, coming: Step) -> bool:
+        if self._epochs is not None:
+            return coming.epoch != done.epoch and coming.epoch % self._epochs == 0
+        return done.is_updated and done.every(self._steps)

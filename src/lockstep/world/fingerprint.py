@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from lockstep.world.arithmetic import arithmetic
 from lockstep.world.world import World
 
 
@@ -20,4 +21,4 @@ def fingerprint(world: World) -> dict[str, Any]:
         facts["gpu"] = torch.cuda.get_device_name(world.device)
         facts["cuda"] = torch.version.cuda
         facts["cudnn"] = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
-    return facts
+    return facts | arithmetic(world.device)

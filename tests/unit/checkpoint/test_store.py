@@ -13,7 +13,7 @@ from lockstep.checkpoint.store import CheckpointError, latest_checkpoint, load_w
 
 def test_what_was_saved_comes_back(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
-    saved = save_checkpoint(tmp_path, 7, model.state_dict(), {"metrics": {"loss": 1.0}})
+    saved = save_checkpoint(tmp_path, 7, {"model": model.state_dict()}, {"metrics": {"loss": 1.0}})
     assert latest_checkpoint(tmp_path) == saved == tmp_path / "step-7"
     weights = load_weights(saved)
     assert weights.keys() == model.state_dict().keys()
@@ -22,7 +22,7 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
 
 def test_tied_and_strided_tensors(tmp_path: Path) -> None:
     tensor = torch.arange(6.0).view(2, 3)
-    weights = load_weights(save_checkpoint(tmp_path, 1, {"a": tensor, "b": tensor, "t": tensor.t()}, {}))
+    weights = load_weights(save_checkpoint(tmp_path, 1, {"model": {"a": tensor, "b": tensor, "t": tensor.t()}}, {}))
     assert torch.equal(weights["b"], tensor)
     assert torch.equal(weights["t"], tensor.t())
 
@@ -30,7 +30,7 @@ def test_tied_and_strided_tensors(tmp_path: Path) -> None:
 def test_the_newest_is_latest_and_a_step_can_be_saved_again(tmp_path: Path) -> None:
     assert latest_checkpoint(tmp_path) is None
     for step, value in ((1, 1.0), (2, 2.0), (2, 3.0)):
-        save_checkpoint(tmp_path, step, {"x": torch.tensor(value)}, {})
+        save_checkpoint(tmp_path, step, {"model": {"x": torch.tensor(value)}}, {})
     latest = latest_checkpoint(tmp_path)
     assert latest is not None
     assert load_weights(latest)["x"].item() == 3.0
@@ -38,27 +38,29 @@ def test_the_newest_is_latest_and_a_step_can_be_saved_again(tmp_path: Path) -> N
 
 
 def test_the_manifest_is_strict_json_and_facts_cannot_forge_it(tmp_path: Path) -> None:
-    saved = save_checkpoint(tmp_path, 1, {"x": torch.ones(1)}, {"metrics": {"loss": float("nan")}, "step": 9})
+    saved = save_checkpoint(
+        tmp_path, 1, {"model": {"x": torch.ones(1)}}, {"metrics": {"loss": float("nan")}, "step": 9}
+    )
     manifest = json.loads((saved / "manifest.json").read_text(), parse_constant=lambda word: pytest.fail(word))
     assert manifest["metrics"] == {"loss": "nan"}
     assert manifest["step"] == 1
 
 
 def test_a_failed_save_leaves_the_last_good_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save_checkpoint(tmp_path, 1, {"x": torch.ones(1)}, {})
+    save_checkpoint(tmp_path, 1, {"model": {"x": torch.ones(1)}}, {})
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(store, "_flush", full)
     with pytest.raises(OSError, match="No space left"):
-        save_checkpoint(tmp_path, 2, {"x": torch.ones(1)}, {})
+        save_checkpoint(tmp_path, 2, {"model": {"x": torch.ones(1)}}, {})
     assert latest_checkpoint(tmp_path) == tmp_path / "step-1"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["LATEST", "step-1"]
 
 
 def test_a_flipped_bit_is_detected(tmp_path: Path) -> None:
-    saved = save_checkpoint(tmp_path, 1, {"x": torch.ones(4)}, {})
+    saved = save_checkpoint(tmp_path, 1, {"model": {"x": torch.ones(4)}}, {})
     data = bytearray((saved / "model.safetensors").read_bytes())
     data[-1] ^= 1
     (saved / "model.safetensors").write_bytes(data)

@@ -50,14 +50,14 @@ def test_weights_buffers_optimizer_and_average_are_all_in_it() -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.randn(4, 2)).sum().backward()
     optimizer.step()
-    state = state_of({"model": model}, {"optimizer": optimizer}, {"0.weight": torch.zeros(2, 2)})
+    state = state_of({"model": model}, {"optimizer": optimizer}, {"average": {"0.weight": torch.zeros(2, 2)}})
     assert {
         "model/0.weight",
         "model/1.running_mean",
         "model/1.num_batches_tracked",
         "optimizer/model/0.weight/exp_avg",
         "optimizer/model/0.weight/step",
-        "ema/0.weight",
+        "average/0.weight",
     } <= state.keys()
 
 

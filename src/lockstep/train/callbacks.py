@@ -1,0 +1,93 @@
+"""Callbacks: what else a trainer does at its few named points; and the two that nearly everybody needs.
+
+All ranks call them with the same values, so decisions made from those agree without asking.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from lockstep.errors import UserError
+
+if TYPE_CHECKING:
+    from lockstep.train.step import Step
+    from lockstep.train.trainer import Trainer
+
+Mode = Literal["min", "max"]
+
+
+class Callback:
+    """Override what is needed."""
+
+    def on_start(self, trainer: "Trainer") -> None:
+        """Before the first step."""
+
+    def on_step(self, trainer: "Trainer", step: "Step") -> None:
+        """After each update that was made."""
+
+    def on_evaluate(self, trainer: "Trainer", metrics: Mapping[str, Any]) -> None:
+        """After each evaluation; `trainer.stop(reason)` ends the training here."""
+
+    def on_end(self, trainer: "Trainer") -> None:
+        """After the last evaluation."""
+
+
+class Best:
+    """The best value of a metric so far, and the step it was reached at. A NaN is never the best."""
+
+    def __init__(self, metric: str, mode: Mode, min_delta: float = 0.0) -> None:
+        if mode not in ("min", "max"):
+            raise UserError(f"mode={mode!r}: expected min or max")
+        self.metric = metric
+        self.step: int | None = None
+        self.value: float | None = None
+        self._sign = 1.0 if mode == "max" else -1.0
+        self._min_delta = min_delta
+
+    def improves(self, step: int, metrics: Mapping[str, Any]) -> bool:
+        """Take in an evaluation; is it the best one yet?"""
+        value = metrics.get(self.metric)
+        if not isinstance(value, int | float):
+            numbers = [name for name, other in metrics.items() if isinstance(other, int | float)]
+            raise UserError(f"there is no metric {self.metric!r} to judge by; known: {', '.join(numbers) or 'none'}")
+        if math.isnan(value):
+            return False
+        if self.value is not None and self._sign * (value - self.value) <= self._min_delta:
+            return False
+        self.step, self.value = step, value
+        return True
+
+
+class EarlyStopping(Callback):
+    """Stops when a metric has not improved, by more than `min_delta`, in `patience` evaluations."""
+
+    def __init__(self, metric: str, mode: Mode, patience: int, min_delta: float = 0.0) -> None:
+        if patience < 1:
+            raise UserError(f"patience={patience}: expected 1 or more evaluations")
+        self.best = Best(metric, mode, min_delta)
+        self._patience = patience
+        self._waited = 0
+
+    def on_evaluate(self, trainer: "Trainer", metrics: Mapping[str, Any]) -> None:
+        if self.best.improves(trainer.step, metrics):
+            self._waited = 0
+            return
+        self._waited += 1
+        if self._waited >= self._patience:
+            best = self.best
+            trainer.stop(
+                f"{best.metric} has not improved in {self._waited} evaluations"
+                + (f"; it was {best.value:.6g} at step {best.step}" if best.value is not None else "")
+            )
+
+
+class KeepBest(Callback):
+    """Calls `save(trainer)` whenever a metric reaches its best value yet."""
+
+    def __init__(self, metric: str, mode: Mode, save: Callable[["Trainer"], None]) -> None:
+        self.best = Best(metric, mode)
+        self._save = save
+
+    def on_evaluate(self, trainer: "Trainer", metrics: Mapping[str, Any]) -> None:
+        if self.best.improves(trainer.step, metrics):
+            self._save(trainer)

@@ -1,0 +1,39 @@
+"""Models by name, so that a config can choose one: `@register_model("vae")`, then `get_model("vae")(config)`."""
+
+import difflib
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch import nn
+
+from lockstep.errors import UserError
+
+MakesModel = Callable[..., nn.Module]
+Made = TypeVar("Made", bound=MakesModel)
+
+_models: dict[str, MakesModel] = {}
+
+
+def register_model(name: str) -> Callable[[Made], Made]:
+    """A decorator for a module class, or a function that makes one. A name is taken once."""
+
+    def register(model: Made) -> Made:
+        if _models.get(name, model) is not model:
+            raise UserError(f"the name {name} is taken by {_described(_models[name])}: register under another")
+        _models[name] = model
+        return model
+
+    return register
+
+
+def get_model(name: str) -> MakesModel:
+    """What was registered under this name: call it with what it needs, usually a config."""
+    if name not in _models:
+        nearest = difflib.get_close_matches(name, _models, n=1)
+        hint = f"did you mean {nearest[0]}?" if nearest else f"registered: {', '.join(sorted(_models)) or 'none'}"
+        raise UserError(f"no model is registered as {name!r}; {hint}")
+    return _models[name]
+
+
+def _described(model: Any) -> str:
+    return f"{model.__module__}.{model.__qualname__}"

@@ -1,0 +1,87 @@
+"""After the gradient: unscale, look, clip, step the optimizers, and let the averages follow.
+
+All of it sees the gradients over all lanes of all ranks, and nothing else. So every rank decides and computes the same
+without asking.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from lockstep.engine.finite import all_finite
+from lockstep.engine.gradients import scale_gradients
+from lockstep.engine.norm import global_norm, scale_to_norm
+from lockstep.train.average import MovingAverage
+from lockstep.train.nonfinite import NonFiniteError
+from lockstep.train.options import StepOptions
+from lockstep.train.precision import LossScaler
+from lockstep.train.schedule import Factor, set_rates
+
+_MOST_SKIPPED = 100  # updates in a row
+
+
+class Update(NamedTuple):
+    is_made: bool
+    norm: Tensor | None = None  # of the gradients before clipping, where they are clipped
+    is_overflow: bool = False  # not made, because the fp16 loss scale was too large
+
+
+class Updater:
+    def __init__(
+        self,
+        options: StepOptions,
+        scaler: LossScaler | None,
+        rates: Mapping[Optimizer, Factor],
+        averages: Sequence[MovingAverage],
+    ) -> None:
+        self.scaler = scaler
+        self._clip_norm = options.clip_norm
+        self._looks = options.on_nonfinite != "ignore" or scaler is not None
+        self.may_skip = options.on_nonfinite == "skip" or scaler is not None
+        self._rates = rates
+        self._averages = averages
+        self._skipped_in_a_row = 0
+
+    def apply(
+        self,
+        number: int,
+        parameters: Sequence[Parameter],
+        loss_sums: Sequence[Tensor],
+        optimizers: Sequence[Optimizer],
+    ) -> Update:
+        """Make update `number`, unless something in it is not finite."""
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        if self.scaler is not None:
+            scale_gradients(gradients, 1.0 / self.scaler.factor)
+        norm = None if self._clip_norm is None else global_norm(gradients)
+        # A norm is finite only if all that went into it is.
+        if self._looks and not all_finite([*loss_sums, *(gradients if norm is None else [norm])]):
+            return self._skip(number, norm)
+        self._skipped_in_a_row = 0
+        if norm is not None and self._clip_norm is not None:
+            scale_to_norm(gradients, norm, self._clip_norm)
+        for optimizer in optimizers:
+            if optimizer in self._rates:
+                set_rates(optimizer, self._rates[optimizer](number - 1))
+            optimizer.step()
+        for average in self._averages:
+            if average.follows(set(parameters)):
+                average.update()
+        if self.scaler is not None:
+            self.scaler.grow()
+        return Update(True, norm)
+
+    def _skip(self, number: int, norm: Tensor | None) -> Update:
+        self._skipped_in_a_row += 1
+        if self._skipped_in_a_row > _MOST_SKIPPED:
+            raise NonFiniteError(
+                f"step {number}: {_MOST_SKIPPED} updates in a row were skipped because the loss or the gradients were "
+                "not finite: a lower learning rate, warm-up or clip_norm may help"
+            )
+        if self.scaler is not None and self.scaler.can_shrink:
+            self.scaler.shrink()
+            return Update(False, norm, is_overflow=True)
+        return Update(False, norm)

@@ -38,11 +38,7 @@ class Rows:
         self._rows: dict[int, Tensor] = {}
 
     def add(self, chunk: int, value: Tensor) -> None:
-        shape = next(iter(self._rows.values()), value).shape
-        if value.shape != shape:
-            raise UserError(
-                f"one batch gave {_size(shape)}, another {_size(value.shape)}: give the same of every batch"
-            )
+        _check_alike(next(iter(self._rows.values()), value).shape, value.shape)
         self._rows[chunk] = value.detach()
 
     def packet(self) -> Any:

@@ -55,9 +55,8 @@ class R2Score:
 
     def value(self, device: torch.device) -> Tensor:
         """A row each of the count, the outputs' means, their squared deviations from them, and the squared errors."""
-        target, predicted = (torch.atleast_1d(each).to(device, torch.float64) for each in (self.target, self.predicted))
-        target, predicted = target.flatten(1), predicted.flatten(1)
-        error = predicted - target
+        target = _as_table(self.target, device)
+        error = _as_table(self.predicted, device) - target
         if not len(target):
             return target.new_zeros(4, target.shape[1])
         # Measured from the first sample: a large offset then costs no digits, and equal targets deviate by zero.
@@ -87,6 +86,12 @@ def _r2(chunks: list[list[float]]) -> float:
         mean = mean + distance * (chunk_count / count) if before else chunk_mean
         deviations += chunk_deviations + distance * distance * (before * chunk_count / count)
     return 1.0 - ratio(exact_sum(errors for *_, errors in chunks), deviations)
+
+
+def _as_table(tensor: Tensor, device: torch.device) -> Tensor:
+    """Of shape (samples, outputs), in fp64."""
+    num_samples = len(tensor) if tensor.dim() else 1
+    return tensor.detach().to(device, torch.float64).reshape(num_samples, math.prod(tensor.shape[1:]))
 
 
 def _check_shapes(predicted: Tensor, target: Tensor) -> None:

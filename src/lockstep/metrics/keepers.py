@@ -52,13 +52,13 @@ class Rows:
 
 
 class Pieces:
-    """A few tensors a chunk, of any length → the list of all, in chunk order."""
+    """One or a few tensors a chunk, of any length → for each chunk, in order, the list of them."""
 
     def __init__(self) -> None:
         self._pieces: dict[int, list[Tensor]] = {}
 
-    def add(self, chunk: int, value: list[Tensor]) -> None:
-        self._pieces[chunk] = value
+    def add(self, chunk: int, value: Tensor | list[Tensor]) -> None:
+        self._pieces[chunk] = [value] if isinstance(value, Tensor) else value
 
     def packet(self) -> Any:
         counts = [[chunk, len(pieces)] for chunk, pieces in self._pieces.items()]

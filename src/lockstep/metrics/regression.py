@@ -54,38 +54,41 @@ class R2Score:
         _check_shapes(self.predicted, self.target)
 
     def value(self, device: torch.device) -> Tensor:
-        """A row each of the count, the outputs' means, their squared deviations from them, and the squared errors."""
+        """For each output: the count, an origin and the mean from there, squared deviations from it, squared errors."""
         target = _as_table(self.target, device)
         error = _as_table(self.predicted, device) - target
         if not len(target):
-            return target.new_zeros(4, target.shape[1])
-        # Measured from the first sample: a large offset then costs no digits, and equal targets deviate by zero.
-        shifted = target - target[0]
-        mean = shifted.mean(0)
-        deviation = shifted - mean
-        count = torch.full_like(mean, len(target))
-        return torch.stack([count, target[0] + mean, (deviation * deviation).sum(0), (error * error).sum(0)])
+            return target.new_zeros(5, target.shape[1])
+        # The first sample is the origin: a large offset then costs no digits, and equal targets deviate by zero.
+        origin = target[0]
+        mean = (target - origin).mean(0)
+        deviation = target - origin - mean
+        count = torch.full_like(origin, len(target))
+        return torch.stack([count, origin, mean, (deviation * deviation).sum(0), (error * error).sum(0)])
 
     def keeper(self) -> Rows:
         return Rows()
 
     def result(self, kept: Tensor) -> float:
-        """`kept` is of shape (chunks, 4, outputs)."""
+        """`kept` is of shape (chunks, 5, outputs)."""
         scores = [_r2(kept[:, :, output].tolist()) for output in range(kept.shape[2])]
         return ratio(exact_sum(scores), len(scores))
 
 
 def _r2(chunks: list[list[float]]) -> float:
-    """One output's score: deviations are merged chunk by chunk, each time moved to the common mean."""
-    count, mean, deviations = 0.0, 0.0, 0.0
-    for chunk_count, chunk_mean, chunk_deviations, _ in chunks:
-        if not chunk_count:
-            continue
-        before, count = count, count + chunk_count
-        distance = chunk_mean - mean if before else 0.0
-        mean = mean + distance * (chunk_count / count) if before else chunk_mean
-        deviations += chunk_deviations + distance * distance * (before * chunk_count / count)
-    return 1.0 - ratio(exact_sum(errors for *_, errors in chunks), deviations)
+    """One output's score: chunk by chunk, deviations are moved to the common mean and added."""
+    errors = exact_sum(chunk[-1] for chunk in chunks)
+    chunks = [chunk for chunk in chunks if chunk[0]]
+    if not chunks:
+        return math.nan
+    count, origin, mean, deviations, _ = chunks[0]
+    for chunk_count, chunk_origin, chunk_mean, chunk_deviations, _ in chunks[1:]:
+        distance = (chunk_origin - origin) + (chunk_mean - mean)
+        total = count + chunk_count
+        mean += distance * (chunk_count / total)
+        deviations += chunk_deviations + distance * distance * (count * chunk_count / total)
+        count = total
+    return 1.0 - ratio(errors, deviations)
 
 
 def _as_table(tensor: Tensor, device: torch.device) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from torchmetrics import MeanMetric, Metric, MetricCollection
@@ -20,6 +21,8 @@ from torchmetrics.retrieval import RetrievalMRR
 from torchmetrics.wrappers import ClasswiseWrapper, MultioutputWrapper
 
 from lockstep import metrics as lm
+from lockstep.errors import LockstepError
+from lockstep.metrics.tally import Tally
 from lockstep.testing import ranks
 from lockstep.train.run import Run
 from lockstep.world.world import World
@@ -291,3 +294,95 @@ def test_metrics_are_those_of_the_whole_set(name: str) -> None:
 def test_results_are_in_the_users_order() -> None:
     names = [key.split("/")[0] for key in on_ranks(3)[0]]
     assert list(dict.fromkeys(names)) == list(KINDS)
+
+
+def uneven_counts(world: World) -> dict[str, float]:
+    tally = Tally(world.device)
+    if world.rank > 0:  # rank 0 sees no sample at all
+        tally.add(world.rank, {"accuracy": (torch.tensor(float(world.rank)), 4), "loss": (1.0, world.rank)})
+    if world.rank == 2:
+        tally.add(3, {"rare": lm.Total(7)})  # a name that the others never hear of
+    return tally.results()
+
+
+def test_means_are_over_samples_and_known_everywhere() -> None:
+    for results in ranks(3).run(uneven_counts):
+        assert results == {"accuracy": 3 / 8, "loss": 2 / 3, "rare": 7.0}
+
+
+def told(world: World, metrics: Callable[[nn.Module, list[Tensor]], dict[str, Any]]) -> str:
+    try:
+        Run(None, world).evaluate(nn.Identity(), TensorDataset(torch.arange(NUM_SAMPLES)), metrics, batch=LARGE_BATCH)
+    except (LockstepError, ZeroDivisionError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def wrong_class(_model: nn.Module, batch: list[Tensor]) -> dict[str, Any]:
+    return {"fine": (1.0, 1), "confusion": lm.ConfusionMatrix(batch[0], batch[0], NUM_SAMPLES - 1)}
+
+
+def other_kind(_model: nn.Module, batch: list[Tensor]) -> dict[str, Any]:
+    return {"loss": (1.0, 1) if len(batch[0]) == LARGE_BATCH else lm.Total(1.0)}
+
+
+def other_shape(_model: nn.Module, batch: list[Tensor]) -> dict[str, Any]:
+    table = batch[0][:40].reshape(-1, 2 if len(batch[0]) == LARGE_BATCH else 4)
+    return {"r2": lm.R2Score(table, table)}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        (wrong_class, "UserError: metric 'confusion': 1 samples have a class or a prediction outside 0 … 99"),
+        (other_kind, "UserError: metric 'loss': one batch gave a Mean, another a Total"),
+        (other_shape, "UserError: metric 'r2': one batch gave numbers of shape (5, 2), another of shape (5, 4)"),
+    ],
+)
+def test_what_is_refused_is_refused_on_every_rank(metrics: Any, message: str) -> None:
+    messages = ranks(3).run(told, metrics)
+    assert len(set(messages)) == 1
+    assert messages[0].startswith(message)
+
+
+class Fails(MeanMetric):
+    def compute(self) -> Tensor:
+        raise ZeroDivisionError("planted")
+
+
+FAILS = Fails()
+
+
+def failing(_model: nn.Module, batch: list[Tensor]) -> dict[str, Any]:
+    return {"bad": lm.Feed(FAILS, batch[0]), "good": (1.0, 1)}
+
+
+def test_a_metric_that_fails_leaves_nobody_waiting() -> None:
+    messages = ranks(3).run(told, failing)  # rank 1 has the first chunk
+    assert messages[1] == "ZeroDivisionError: planted"
+    assert messages[0] == messages[2] == "LockstepError: metric 'bad' failed on rank 1: planted"
+
+
+def collectives(world: World) -> list[str]:
+    """What is sent after the first of the chunks: all of it at the end."""
+    calls: list[str] = []
+    for name in ("all_gather", "gather", "all_reduce", "broadcast"):
+        original = getattr(dist, name)
+
+        def counted(*args: Any, name: str = name, original: Any = original, **kwargs: Any) -> Any:
+            calls.append(name)
+            return original(*args, **kwargs)
+
+        setattr(dist, name, counted)
+    try:
+        evaluate(world, BATCH)
+    finally:
+        for name in ("all_gather", "gather", "all_reduce", "broadcast"):
+            setattr(dist, name, getattr(dist.distributed_c10d, name))
+    return calls
+
+
+def test_the_number_of_collectives_is_that_of_the_metrics() -> None:
+    """Twice a gathering for each, and once what is known and what came out: whatever the number of chunks."""
+    for calls in ranks(2).run(collectives):
+        assert calls == ["all_gather"] * 2 + ["all_gather", "gather"] * len(KINDS) + ["all_gather"] * 2

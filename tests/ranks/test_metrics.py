@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
-from torchmetrics import MeanMetric, Metric, MetricCollection
+from torchmetrics import MeanMetric, Metric, MetricCollection, SumMetric
 from torchmetrics import classification as tm
 from torchmetrics import regression as tr
 from torchmetrics.image import PeakSignalNoiseRatio
@@ -52,7 +52,7 @@ def columns() -> dict[str, Tensor]:
         "targets": normal(NUM_SAMPLES, 2),
         "far": target.double() + 1e8,  # a large offset
         "far_predicted": target.double() + 1e8 + 0.3 * normal(NUM_SAMPLES),
-        "wild": normal(NUM_SAMPLES) * 10 ** (3 * normal(NUM_SAMPLES)),  # of all sizes: any other order rounds otherwise
+        "wild": normal(NUM_SAMPLES).double() * 10 ** (3 * normal(NUM_SAMPLES)),  # of all sizes
         "classes": classes,
         "logits": logits,
         "scores": (normal(NUM_SAMPLES) * 4).round() / 4,  # many ties
@@ -199,6 +199,7 @@ FED = {
     "fed pearson": fed(tr.PearsonCorrCoef(), "predicted", "target", rtol=1e-5),
     "fed cosine": fed(tr.CosineSimilarity(reduction="mean"), "outputs", "targets"),
     "fed mean": fed(MeanMetric(), "wild", rtol=1e-5),
+    "fed sum": fed(SumMetric().set_dtype(torch.float64), "wild", rtol=1e-12),  # in fp64, where every order shows
     "fed signal to noise": fed(PeakSignalNoiseRatio(data_range=3.0), "predicted", "target"),
     "fed retrieval": fed(RetrievalMRR(), "scores", "labels", "query"),
     "fed wrapper": fed(ClasswiseWrapper(tm.MulticlassRecall(NUM_CLASSES, average=None)), "logits", "classes"),

@@ -63,7 +63,7 @@ class Tally:
         failure: Exception | None = None
         for name, (_, rank) in first.items():
             metric = self._metrics.get(name)
-            packets = gather_object(metric and metric.keeper.packet(), rank, _MAX_BYTES)
+            packets = gather_object(None if metric is None else metric.keeper.packet(), rank, _MAX_BYTES)
             if packets is None or metric is None:
                 continue
             try:

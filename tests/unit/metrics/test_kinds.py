@@ -17,11 +17,13 @@ from lockstep.metrics import (
     F1,
     Accuracy,
     ConfusionMatrix,
+    Mean,
     MeanSquaredError,
     Precision,
     R2Score,
     Recall,
     RootMeanSquaredError,
+    Total,
 )
 from lockstep.metrics.contribution import Contribution
 from lockstep.metrics.tally import Tally
@@ -91,6 +93,22 @@ def test_r2_far_from_zero(chunks: list[list[float]], offset: float) -> None:
         assert math.isnan(score)
     elif deviations > 1e-4 and abs(offset) < 1e11:  # else the prediction, half above, is itself rounded much
         assert score == pytest.approx(float(1 - errors / deviations), rel=1e-3 if abs(offset) > 1e8 else 1e-5)
+
+
+@pytest.mark.parametrize("kind", [Mean, Total, MeanSquaredError, R2Score, ConfusionMatrix, F1, AUROC])
+def test_a_batch_is_taken_in_without_looking_at_its_numbers(kind: Any) -> None:
+    """On a device that would mean to wait for it. Meta tensors have no numbers: whoever asks for one is told so."""
+    meta = torch.device("meta")
+    classes, numbers = (torch.zeros(9, dtype=dtype, device=meta) for dtype in (torch.int64, torch.float32))
+    arguments: dict[Any, tuple[Any, ...]] = {
+        Mean: (numbers.sum(), 9),
+        Total: (numbers.sum(),),
+        ConfusionMatrix: (classes, classes, 3),
+        F1: (classes, classes, 3),
+    }
+    tally = Tally(meta)
+    for chunk in range(3):
+        tally.add(chunk, {"x": kind(*arguments.get(kind, (numbers, numbers)))})
 
 
 def test_shapes_that_only_broadcast_are_refused() -> None:

@@ -5,6 +5,7 @@ The "model" hands on columns of the data set, so that what is compared are the m
 
 import functools
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -45,6 +46,10 @@ def columns() -> dict[str, Tensor]:
     logits[:, -1] = -10.0  # and is never predicted
     classes[:BATCH] %= LATE_CLASS
     logits[:BATCH, LATE_CLASS] = -10.0
+    cancels = torch.full((NUM_SAMPLES,), 0.1, dtype=torch.float64)
+    cancels[:BATCH] = 0.0
+    cancels[-BATCH:] = 0.0
+    cancels[0], cancels[-1] = 1e16, -1e16  # beside one of these, what is between them vanishes
     return {
         "predicted": target + 0.3 * normal(NUM_SAMPLES),
         "target": target,
@@ -53,6 +58,7 @@ def columns() -> dict[str, Tensor]:
         "far": target.double() + 1e8,  # a large offset
         "far_predicted": target.double() + 1e8 + 0.3 * normal(NUM_SAMPLES),
         "wild": normal(NUM_SAMPLES).double() * 10 ** (3 * normal(NUM_SAMPLES)),  # of all sizes
+        "cancels": cancels,
         "classes": classes,
         "logits": logits,
         "scores": (normal(NUM_SAMPLES) * 4).round() / 4,  # many ties
@@ -151,6 +157,9 @@ def by_class(kind: Any, sk_name: str) -> dict[str, Kind]:
 
 OWN = {
     "mean": Kind(lambda b: (b["wild"].double().sum(), len(b["wild"])), lambda d: d["wild"].double().mean().item()),
+    "mean of what cancels": Kind(
+        lambda b: (b["cancels"].sum(), len(b["cancels"])), lambda d: math.fsum(d["cancels"].tolist()) / NUM_SAMPLES
+    ),
     "mean of numbers": Kind(lambda b: (float(b["target"].sum()), 8), lambda d: float(d["target"].sum()) / 104, 1e-6),
     "total": Kind(lambda b: lm.Total((b["wild"] > 0).sum()), lambda d: float((d["wild"] > 0).sum())),
     "mse": Kind(

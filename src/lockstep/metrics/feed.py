@@ -43,8 +43,6 @@ class Feed:
             self._metric.to(device)
         with _clean(self._metric):
             for metric in _fed_directly(self._metric):
-                # One by one: a collection would first compare states to see which metrics can share an update, and a
-                # rank's own chunks must not decide that.
                 metric.update(*self._args, **metric._filter_kwargs(**self._kwargs))
             states = {key: _snapshot(member, state) for key, (member, state) in _states(self._metric).items()}
         return {_UPDATES: torch.ones((), dtype=torch.int64, device=device), **states}
@@ -115,7 +113,9 @@ def _members(metric: "Metric | MetricCollection") -> dict[str, "Metric"]:
 def _fed_directly(metric: "Metric | MetricCollection") -> list["Metric"]:
     from torchmetrics import Metric
 
-    return [metric] if isinstance(metric, Metric) else list(metric.values(copy_state=False))
+    if isinstance(metric, Metric):
+        return [metric]
+    return [member for member in metric.children() if isinstance(member, Metric)]
 
 
 def _states(metric: "Metric | MetricCollection") -> dict[str, tuple["Metric", str]]:
@@ -140,19 +140,27 @@ def _snapshot(member: "Metric", state: str) -> Tensor | list[Tensor]:
 
 @contextmanager
 def _clean(metric: "Metric | MetricCollection") -> Iterator[None]:
-    """Every state at its default, before and after."""
+    """Every state at its default, before and after; and each member of a collection for itself.
+
+    A collection compares its members' states after the first update, and lets those that agree share theirs from then
+    on. A rank's own chunks must not decide that, nor what the collection saw earlier.
+    """
+    groups = getattr(metric, "_groups", None)
+    if groups is not None:
+        metric._groups = {}
     _reset(metric)
     try:
         yield
     finally:
         _reset(metric)
+        if groups is not None:
+            metric._groups = groups
 
 
 def _reset(metric: "Metric | MetricCollection") -> None:
     for member in _members(metric).values():
         for state, default in member._defaults.items():
-            # Anew, rather than by the metric alone: members of a collection may share their lists, and a reduced
-            # state need not be a list any more.
+            # Anew: members of a collection may hold the same list, and a reduced state need not be a list any more.
             setattr(member, state, [] if isinstance(default, list) else default.detach().clone())
     metric.reset()
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torchmetrics import MeanMetric, Metric, MetricCollection, SumMetric
-from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC, MulticlassF1Score
-from torchmetrics.regression import MeanSquaredError, PearsonCorrCoef
+from torchmetrics import CatMetric, MeanMetric, Metric, MetricCollection, SumMetric
+from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
+from torchmetrics.regression import MeanSquaredError
 from torchmetrics.wrappers import MultitaskWrapper, Running
 
 from lockstep.errors import UserError
@@ -74,23 +74,56 @@ def test_keywords_and_weights_are_handed_on() -> None:
     assert result_of(Feed(metric, value=values, weight=torch.tensor([3.0, 1.0]))) == {"x": 2.0}
 
 
-def test_a_single_chunk_is_not_stacked() -> None:
-    """Pearson's states are gathered without a reduction; alone, the metric expects them as it left them."""
-    metric, other = PearsonCorrCoef(), PearsonCorrCoef(num_outputs=3)
-    expected = metric.clone()
-    expected.update(SCORES[:, 0], SCORES[:, 1])
-    assert result_of(Feed(metric, SCORES[:, 0], SCORES[:, 1])) == {"x": expected.compute().item()}
-    assert len(result_of(Feed(other, SCORES, SCORES.flip(0)))["x"]) == 3
-
-
 def test_a_collection_that_was_used_before() -> None:
     """It has learned to share states between its members, which here are fed one by one."""
-    collection = MetricCollection({"one": MulticlassAUROC(3), "two": MulticlassAUROC(3), "f1": MulticlassF1Score(3)})
-    collection.update(SCORES, LABELS)
-    expected = {f"x/{name}": value.item() for name, value in collection.compute().items()}
-    assert result_of(Feed(collection, SCORES[:5], LABELS[:5]), Feed(collection, SCORES[5:], LABELS[5:])) == expected
-    collection.update(SCORES, LABELS)
-    assert {f"x/{name}": value.item() for name, value in collection.compute().items()} == expected
+    collection = MetricCollection({"sum": SumMetric(), "same": SumMetric(), "all": CatMetric(), "again": CatMetric()})
+    collection.update(torch.tensor([5.0, 6.0]))
+    assert collection.compute()["same"] == 11
+    results = result_of(Feed(collection, torch.tensor([1.0, 2.0])), Feed(collection, torch.tensor([4.0])))
+    assert results == {"x/sum": 7.0, "x/same": 7.0, "x/all": [1.0, 2.0, 4.0], "x/again": [1.0, 2.0, 4.0]}
+    collection.update(torch.tensor([3.0, 4.0]))
+    own = {name: value.tolist() for name, value in collection.compute().items()}
+    assert own == {"sum": 7.0, "same": 7.0, "all": [3.0, 4.0], "again": [3.0, 4.0]}
+
+
+class Gathered(Metric):
+    """A state without a reduction: a number here, one of each process elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("number", torch.tensor(0.0), dist_reduce_fx=None)
+
+    def update(self, number: float) -> None:
+        self.number = self.number + number
+
+    def compute(self) -> Tensor:
+        return self.number
+
+
+def test_a_state_without_a_reduction_is_stacked_unless_there_is_one_chunk() -> None:
+    assert result_of(Feed(Gathered(), 3.0)) == {"x": 3.0}
+    assert result_of(Feed(Gathered(), 3.0), Feed(Gathered(), 4.0)) == {"x": [3.0, 4.0]}
+
+
+class ListSum(Metric):
+    """A list that is reduced to a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("values", [], dist_reduce_fx=lambda values: torch.stack(values).sum(0))
+
+    def update(self, value: Tensor) -> None:
+        self.values.append(value)
+
+    def compute(self) -> Tensor:
+        assert isinstance(self.values, Tensor)
+        return self.values
+
+
+def test_a_list_may_be_reduced_to_a_tensor() -> None:
+    metric = ListSum()
+    for _ in range(2):  # and is a list again afterwards
+        assert result_of(*(Feed(metric, torch.tensor([1.0, value])) for value in (2.0, 3.0))) == {"x": [2.0, 5.0]}
 
 
 class Words(Metric):

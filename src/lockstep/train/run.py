@@ -41,7 +41,7 @@ from lockstep.errors import LockstepError, UserError
 from lockstep.events.echo import Echo
 from lockstep.events.event import Sink
 from lockstep.events.run_folder import Settings
-from lockstep.metrics.tally import Tally
+from lockstep.metrics.tally import Part, Tally
 from lockstep.train.average import MovingAverage
 from lockstep.train.journal import Journal
 from lockstep.train.nonfinite import Investigator
@@ -60,7 +60,7 @@ from lockstep.world.setup import setup_distributed
 from lockstep.world.world import World
 
 Loader = LaneLoader | IterableLaneLoader | ForeignLoader
-Metrics = Callable[[Any, Any], Mapping[str, tuple[Tensor | float, int]]]
+Metrics = Callable[[Any, Any], Mapping[str, Part]]
 Module = TypeVar("Module", bound=nn.Module)
 
 logger = logging.getLogger("lockstep")
@@ -232,9 +232,10 @@ class Run:
         """With fp16, what losses are multiplied with at present."""
         return None if self._scaler is None else self._scaler.scale
 
-    def evaluate(self, model: Any, dataset: Any, metrics: Metrics, *, batch: int = 256) -> dict[str, float]:
-        """The mean of each metric over every sample, counted once: `metrics(model, batch)` → {name: (sum, count)}.
+    def evaluate(self, model: Any, dataset: Any, metrics: Metrics, *, batch: int = 256) -> dict[str, Any]:
+        """Each metric over every sample, counted once: a float, or nested lists of numbers.
 
+        `metrics(model, batch)` → {name: (sum, count)} for means, or with others of `lockstep.metrics` as values.
         `dataset` may be a loader as well. The batches it is cut into do not depend on the number of ranks.
         """
         loader = dataset if isinstance(dataset, EvaluationLoader) else EvaluationLoader(dataset, batch, self.world)
@@ -252,7 +253,7 @@ class Run:
         finally:
             for module, was_training in zip(modules, were_training, strict=True):
                 module.training = was_training
-        return tally.means(loader.num_chunks)
+        return tally.results()
 
     def log(self, **values: Any) -> None:
         """Put values into the run's events, on rank 0; all ranks may call it."""

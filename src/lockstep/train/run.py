@@ -106,7 +106,6 @@ class Run:
         self._scaler: LossScaler | None = None
         self._parameters: dict[Any, list[Parameter]] = {}  # by the models they are of
         self._engine: Engine | None = None
-        self._precision = Precision(self.options.precision, self.world.device)
         self.journal = Journal(
             None if folder is None else Path(folder),
             self.world,
@@ -243,10 +242,11 @@ class Run:
         were_training = [module.training for module in modules]
         tally = Tally(self.world.device)
         key = key_of(self.seed, "evaluation")
+        autocast = Precision(self.options.precision, self.world.device).autocast  # a lane's own may be entered already
         try:
             for root in _as_list(model):
                 root.eval()
-            with torch.no_grad(), undisturbed_streams(cuda=True), self._precision.autocast:
+            with torch.no_grad(), undisturbed_streams(cuda=True), autocast:
                 for chunk in loader:
                     seed_streams(derived(key, chunk.chunk))  # what a metric draws must not depend on who draws it
                     tally.add(chunk.chunk, metrics(model, chunk.data))
@@ -326,7 +326,7 @@ class Run:
             self._engine,
             lane_key=key_of(self.seed, "lane"),
             update_key=key_of(self.seed, "update") if loader.lanes.count > 1 else None,
-            precision=self._precision,
+            precision=Precision(self.options.precision, self.world.device),
             updater=self._make_updater(length),
             investigator=Investigator(self.options.on_nonfinite, loader.lanes, self._names(), self._tell_incident),
             parameters=self._parameters_of,

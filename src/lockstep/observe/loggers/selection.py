@@ -26,5 +26,6 @@ def open_loggers(config: LogConfig, folder: Path) -> list[Sink]:
 
 def _require(name: str) -> None:
     """The extra and the package that it brings have the same name."""
-    if find_spec(name) is None:
+    spec = find_spec(name)
+    if spec is None or spec.origin is None:  # without an origin it is a folder of that name that lies about here
         raise UserError(f'log.{name}: needs the extra: pip install "lockstep-train[{name}]"')

@@ -1,11 +1,8 @@
 """Weights & Biases: one run for all attempts in a run folder, known by the folder's own run id.
 
-W&B works through a service process of its own. It is started with the run and gone when the run is closed, within a
-bounded time, whatever state it or the network is in. Its files, logs and caches stay under RUN/wandb.
+Its files, logs and caches stay under RUN/wandb.
 """
 
-import sys
-import threading
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -17,9 +14,7 @@ from lockstep.errors import UserError
 from lockstep.events.event import Event
 from lockstep.events.run_folder import RunFolder
 from lockstep.observe.loggers.shown import Shown, facts
-
-_SERVICE = "WANDB_SERVICE"  # set where a service runs already: that one is not ours to end
-_MARGIN_S = 5.0  # for the service to end in, beyond the time it has for sending
+from lockstep.observe.loggers.wandb_service import WandbService
 
 
 class WandbBackend:
@@ -28,18 +23,17 @@ class WandbBackend:
         self._folder = RunFolder(folder.resolve())
         self._run: Any = None
         self._first_step = 0
-        self._owns_service = False
-        self._hooks = (sys.exit, sys.excepthook)
+        self._service: WandbService | None = None
 
     def open(self, start: Event, config: str) -> None:
-        self._owns_service = environment.variable(_SERVICE) is None
-        self._hooks = (sys.exit, sys.excepthook)
+        self._service = WandbService()
         try:
             with environment.exported(self._variables()):
                 self._run = self._init(config, start)
         except Exception as error:
             if self._config.required:
-                raise UserError(f"log.wandb did not start, and log.wandb.required is true: {error}") from error
+                words = " ".join(str(error).split())
+                raise UserError(f"log.wandb did not start, and log.wandb.required is true: {words}") from error
             raise
         # After a restart W&B takes only steps that it has not seen. In lockstep mode the others are the same anyway.
         self._first_step = self._run.starting_step
@@ -55,21 +49,13 @@ class WandbBackend:
         self._run.log(values, step=shown.step)
 
     def close(self, *, failed: bool) -> None:
-        """In a thread, because W&B waits without limit for a service that does not answer, and may call `sys.exit`."""
-        problems: list[Exception] = []
-        service = self._service()
-        thread = threading.Thread(target=self._end, args=(failed, problems), name="lockstep-wandb-end", daemon=True)
-        thread.start()
-        thread.join(self._config.finish_timeout_s + _MARGIN_S)
-        if thread.is_alive():
-            problems.append(TimeoutError(f"W&B's service did not end within {self._config.finish_timeout_s:g} s"))
-            if service is not None:
-                service.kill()
-                thread.join(_MARGIN_S)
-        self._run = None
-        self._restore_hooks()
-        if problems:
-            raise problems[0]
+        run, self._run = self._run, None
+        if self._service is not None:
+            self._service.end(
+                lambda: None if run is None else run.finish(exit_code=int(failed)),
+                exit_code=int(failed),
+                limit_s=self._config.finish_timeout_s,
+            )
 
     def _init(self, config: str, start: Event) -> Any:
         import wandb
@@ -111,28 +97,3 @@ class WandbBackend:
             "WANDB_ERROR_REPORTING": "false",
         }
         return {name: value for name, value in wanted.items() if environment.variable(name) is None}
-
-    def _end(self, failed: bool, problems: list[Exception]) -> None:
-        import wandb
-
-        try:
-            if self._run is not None:
-                self._run.finish(exit_code=int(failed))
-            if self._owns_service:
-                wandb.teardown(exit_code=int(failed))
-        except Exception as error:
-            problems.append(error)
-
-    def _service(self) -> Any:
-        """The process, if it is ours and runs. W&B has no public name for it."""
-        import wandb
-
-        if not self._owns_service or environment.variable(_SERVICE) is None:
-            return None
-        setup: Any = wandb.setup()
-        return setup._connection._proc._process
-
-    def _restore_hooks(self) -> None:
-        """W&B leaves its own functions in place of these."""
-        if self._owns_service and getattr(sys.exit, "__module__", "").startswith("wandb"):
-            sys.exit, sys.excepthook = self._hooks

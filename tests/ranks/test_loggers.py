@@ -47,6 +47,7 @@ def train(world: World, folder: Path, log: LogConfig) -> dict[str, Any]:
             run.log_image("weights", model.weight.detach().sigmoid())
             run.log_text("said", f"by rank {world.rank}")
         services = sum(child.name() == "wandb-core" for child in psutil.Process().children(recursive=True))
+    run.log_image(f"rank {world.rank}", torch.eye(3))
     weights = model.weight.detach().sigmoid().numpy()
     digest = run.finish()
     left = [child.name() for child in psutil.Process().children(recursive=True) if "wandb" in child.name()]
@@ -76,9 +77,14 @@ def test_rank_0_alone_logs_and_the_bits_do_not_notice(tmp_path: Path, monkeypatc
     assert [event["images"] for event in events if "images" in event] == [
         {"weights": "media/weights-2.png"},
         {"weights": "media/weights-4.png"},
+        {"rank 0": "media/rank_0-73d7ee4d-4.png"},
     ]
     assert [event["texts"] for event in events if "texts" in event] == [{"said": "by rank 0"}] * 2
-    assert {path.name for path in (folder / "media").iterdir()} == {"weights-2.png", "weights-4.png"}
+    assert {path.name for path in (folder / "media").iterdir()} == {
+        "weights-2.png",
+        "weights-4.png",
+        "rank_0-73d7ee4d-4.png",
+    }
     pixels = np.asarray(Image.open(folder / "media/weights-4.png"))
     assert np.array_equal(pixels, np.rint(first["weights"] * 255))
 

@@ -98,6 +98,7 @@ def test_no_secret_and_no_command_line_is_told(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(sys, "argv", ["train", "password=swordfish"])
     events = events_in(tmp_path / "a")
     events.emit("start", 0)
+    time.sleep(1.0)  # what W&B finds out about the machine and the command it collects beside us
     events.emit("end", 0)
     events.close()
     (file,) = offline_runs(tmp_path / "a")

@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -60,12 +61,21 @@ def services() -> list[psutil.Process]:
     return [child for child in psutil.Process().children(recursive=True) if "wandb" in child.name()]
 
 
+def traces_of(processes: list[psutil.Process]) -> list[Path]:
+    """Sockets and the like, which are named after the processes."""
+    temporary = Path(tempfile.gettempdir())
+    names = [f"wandb*-{process.pid}-*" for process in processes]
+    return [path for name in names for place in (name, f"*/{name}") for path in temporary.glob(place)]
+
+
 def test_scalars_images_text_and_config_offline(tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     events = events_in(folder, name="named", tags=["a", "b"])
     hooks = (sys.exit, sys.excepthook)
     events.emit("start", 0, processes=2)
-    assert services()
+    processes = services()
+    assert processes
+    assert traces_of(processes)
     events.emit("step", 1, loss=0.5)
     events.emit("step", 2, loss=float("nan"), deep={"a": float("-inf")}, parts=[1])
     events.emit("eval", 2, epoch=1, metrics={"accuracy": 0.75})
@@ -75,6 +85,7 @@ def test_scalars_images_text_and_config_offline(tmp_path: Path) -> None:
     events.emit("end", 2, digest="3f")
     events.close()
     assert not services()
+    assert not traces_of(processes)
     assert (sys.exit, sys.excepthook) == hooks
     (file,) = offline_runs(folder)
     steps = history(file)
@@ -194,6 +205,7 @@ def test_a_frozen_service_is_ended_in_bounded_time(
     for process in alive:
         process.kill()
     assert not alive
+    assert not traces_of(processes)
     assert set(threading.enumerate()) == threads
 
 

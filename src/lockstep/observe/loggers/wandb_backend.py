@@ -28,7 +28,7 @@ class WandbBackend:
     def open(self, start: Event, config: str) -> None:
         self._service = WandbService()
         try:
-            with environment.exported(self._variables()):
+            with environment.exported(self._variables() | self._service.variables):
                 self._run = self._init(config, start)
         except Exception as error:
             if self._config.required:

@@ -1,6 +1,8 @@
 """W&B's service process: started by `wandb.init`, and ended here within a bounded time, whatever state it is in."""
 
+import shutil
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +19,13 @@ class WandbService:
     def __init__(self) -> None:
         self._is_ours = environment.variable(_VARIABLE) is None
         self._hooks = (sys.exit, sys.excepthook)
+        # For its sockets, which it does not always clear away. A short path: the kernel's limit for them is low.
+        self._folder = tempfile.mkdtemp(prefix="wb-") if self._is_ours else None
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """For the process, when it starts."""
+        return {} if self._folder is None else {"TMPDIR": self._folder}
 
     def end(self, finish: Callable[[], None], *, exit_code: int, limit_s: float) -> None:
         """Finish the run and stop the process; raise what went wrong on the way, once nothing is left of either."""
@@ -31,6 +40,8 @@ class WandbService:
             ending.is_done_within(_MARGIN_S)  # it waited for the process
             _Attempt(connection_loop.join, problems).is_done_within(_MARGIN_S)
         self._restore_hooks()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
         if problems:
             raise problems[0]
 

@@ -193,7 +193,7 @@ def test_a_frozen_service_is_ended_in_bounded_time(
     events = events_in(tmp_path / "a", finish_timeout_s=0.5)
     events.emit("start", 0)
     processes = services()  # W&B's service, and a child of it that watches the machine
-    (service,) = [process for process in processes if process.name() == "wandb-core"]
+    (service,) = [child for child in psutil.Process().children() if child.name() == "wandb-core"]
     service.send_signal(signal.SIGSTOP)
     events.emit("end", 1)
     events.close()

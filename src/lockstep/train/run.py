@@ -40,6 +40,7 @@ from lockstep.engine.tree_engine import TreeEngine
 from lockstep.errors import LockstepError, UserError
 from lockstep.events.echo import Echo
 from lockstep.events.event import Sink
+from lockstep.events.media import bounded, check_image, check_name, place_image
 from lockstep.events.run_folder import Settings
 from lockstep.metrics.tally import Part, Tally
 from lockstep.train.average import MovingAverage
@@ -258,6 +259,28 @@ class Run:
     def log(self, **values: Any) -> None:
         """Put values into the run's events, on rank 0; all ranks may call it."""
         self.journal.events.emit("step", self._number, **values)
+
+    def log_image(self, name: str, image: Any) -> None:
+        """Keep an image as RUN/media/NAME-STEP.png and show it in the loggers, on rank 0; all ranks may call it.
+
+        A tensor or array of uint8, or of floats from 0 to 1 (what lies outside is clipped): height × width,
+        height × width × 3, 3 × height × width or 1 × height × width. Without a folder it is not kept.
+        """
+        check_image(name, image)  # on every rank, so that a mistake ends all of them alike
+        folder = self.journal.folder
+        if not self.world.is_main or not self.journal.is_open or folder is None:
+            return
+        try:
+            path = place_image(folder.path, name, self._number, image)
+        except OSError as error:
+            logger.warning("image %r of step %d could not be written: %s", name, self._number, error)
+            return
+        self.journal.events.emit("step", self._number, images={name: path})
+
+    def log_text(self, name: str, text: str) -> None:
+        """Put a text into the run's events and show it in the loggers, on rank 0; all ranks may call it."""
+        check_name(name)
+        self.journal.events.emit("step", self._number, texts={name: bounded(text)})
 
     def state(self) -> dict[str, Tensor]:
         """Every tensor that training changes, under a name that says what it is."""

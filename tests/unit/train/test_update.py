@@ -57,3 +57,16 @@ def test_evaluating_inside_a_lane_leaves_its_precision_alone() -> None:
         assert not torch.is_autocast_enabled("cpu")
         step.update(optimizer)
     run.close()
+
+
+def test_skips_that_do_not_come_in_a_row_may_be_many() -> None:
+    run = Run(None, World(), on_nonfinite="skip")
+    model = run.prepare(nn.Linear(1, 1))
+    optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=1e-3))
+    data = torch.ones(240, 1)
+    data[::2] = torch.nan
+    for step in run.open_steps(run.loader(TensorDataset(data), 1, lanes=1, shuffle=False), epochs=1):
+        step.accumulate(loss, model)
+        step.update(optimizer)
+    assert (run.step, run.batches) == (120, 240)
+    run.close()

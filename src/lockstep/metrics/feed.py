@@ -42,8 +42,7 @@ class Feed:
         if any(member.device != device for member in members.values()):
             self._metric.to(device)
         with _clean(self._metric):
-            for metric in _fed_directly(self._metric):
-                metric.update(*self._args, **metric._filter_kwargs(**self._kwargs))
+            self._update()
             states = {key: _snapshot(member, state) for key, (member, state) in _states(self._metric).items()}
         return {_UPDATES: torch.ones((), dtype=torch.int64, device=device), **states}
 
@@ -59,6 +58,15 @@ class Feed:
             for key, (member, state) in _states(self._metric).items():
                 setattr(member, state, _moved(_way(member, state).finish(kept[key]), member.device))
             return self._metric.compute()
+
+    def _update(self) -> None:
+        from torchmetrics import Metric
+
+        if isinstance(self._metric, Metric):
+            self._metric.update(*self._args, **self._kwargs)
+            return
+        for member in _members(self._metric, deep=False).values():
+            member.update(*self._args, **member._filter_kwargs(**self._kwargs))
 
 
 class _Way(NamedTuple):
@@ -103,19 +111,12 @@ def _moved(value: Any, device: torch.device) -> Any:
     return [element.to(device) for element in value] if isinstance(value, list) else value.to(device)
 
 
-def _members(metric: "Metric | MetricCollection") -> dict[str, "Metric"]:
-    """All metrics inside, also those inside of wrappers, by their path."""
+def _members(metric: "Metric | MetricCollection", *, deep: bool = True) -> dict[str, "Metric"]:
+    """All metrics inside by their path, also those inside of wrappers; or a collection's own alone."""
     from torchmetrics import Metric
 
-    return {path: module for path, module in metric.named_modules() if isinstance(module, Metric)}
-
-
-def _fed_directly(metric: "Metric | MetricCollection") -> list["Metric"]:
-    from torchmetrics import Metric
-
-    if isinstance(metric, Metric):
-        return [metric]
-    return [member for member in metric.children() if isinstance(member, Metric)]
+    modules = metric.named_modules() if deep else metric.named_children()
+    return {path: module for path, module in modules if isinstance(module, Metric)}
 
 
 def _states(metric: "Metric | MetricCollection") -> dict[str, tuple["Metric", str]]:

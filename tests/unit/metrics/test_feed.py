@@ -72,6 +72,11 @@ def test_keywords_and_weights_are_handed_on() -> None:
     metric = MeanMetric()
     values = torch.tensor([1.0, 5.0])
     assert result_of(Feed(metric, value=values, weight=torch.tensor([3.0, 1.0]))) == {"x": 2.0}
+    with pytest.raises(TypeError, match="wieght"):  # a slip is not passed over
+        Feed(metric, values, wieght=1.0).value(CPU)
+    collection = MetricCollection([MeanMetric(), SumMetric()])  # of which one knows no weight
+    feed = Feed(collection, values, weight=torch.tensor([3.0, 1.0]))
+    assert result_of(feed) == {"x/MeanMetric": 2.0, "x/SumMetric": 6.0}
 
 
 def test_a_collection_that_was_used_before() -> None:
@@ -87,22 +92,22 @@ def test_a_collection_that_was_used_before() -> None:
 
 
 class Gathered(Metric):
-    """A state without a reduction: a number here, one of each process elsewhere."""
+    """A state without a reduction: a pair here, one of each process elsewhere."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.add_state("number", torch.tensor(0.0), dist_reduce_fx=None)
+        self.add_state("pair", torch.zeros(2), dist_reduce_fx=None)
 
     def update(self, number: float) -> None:
-        self.number = self.number + number
+        self.pair = self.pair + number
 
     def compute(self) -> Tensor:
-        return self.number
+        return self.pair
 
 
 def test_a_state_without_a_reduction_is_stacked_unless_there_is_one_chunk() -> None:
-    assert result_of(Feed(Gathered(), 3.0)) == {"x": 3.0}
-    assert result_of(Feed(Gathered(), 3.0), Feed(Gathered(), 4.0)) == {"x": [3.0, 4.0]}
+    assert result_of(Feed(Gathered(), 3.0)) == {"x": [3.0, 3.0]}
+    assert result_of(Feed(Gathered(), 3.0), Feed(Gathered(), 4.0)) == {"x": [[3.0, 3.0], [4.0, 4.0]]}
 
 
 class ListSum(Metric):

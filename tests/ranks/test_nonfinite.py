@@ -42,6 +42,8 @@ def data(kind: str) -> TensorDataset:
     marks = torch.zeros(48)
     if kind == "gradient":
         marks[CULPRIT] = 1.0
+    elif kind == "constant":
+        marks[CULPRIT] = -2.0
     elif kind == "overflow":
         marks[CULPRIT] = -1.0
     else:
@@ -52,7 +54,8 @@ def data(kind: str) -> TensorDataset:
 def loss(model: nn.Module, batch: list[Tensor]) -> tuple[Tensor, int]:
     inputs, marks, labels = batch
     losses = F.cross_entropy(model(inputs, marks), labels, reduction="none")
-    return (losses * torch.where(marks < 0, 1e4, 1.0)).sum(), len(labels)  # times the scale: more than fp16 can hold
+    losses = losses + torch.where(marks == -2, torch.inf, 0.0)  # the gradients know nothing of it
+    return (losses * torch.where(marks == -1, 1e4, 1.0)).sum(), len(labels)  # times the scale: more than fp16 can hold
 
 
 def train(
@@ -112,6 +115,15 @@ def test_a_gradient_that_is_not_finite_is_named_too_although_every_loss_is(num_r
         assert f"step {STEP}: the gradient is not finite in lane {LANE} (rank {rank}), there of gate" in text
         assert text.count("gate") == 2
         assert "body" not in text
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("clip_norm", [None, 1.0])
+def test_a_loss_that_is_infinite_although_no_gradient_is(num_ranks: int, clip_norm: float | None) -> None:
+    for seen, text in ranks(num_ranks).run(train, "constant", clip_norm=clip_norm):
+        assert [entry[0] for entry in seen] == [1]
+        assert f"step {STEP}: the loss is not finite in lane {LANE}" in text
+        assert "over all lanes" not in text
 
 
 def test_in_a_loop_of_ones_own_the_parameter_is_named() -> None:

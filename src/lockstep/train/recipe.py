@@ -34,5 +34,5 @@ class Recipe(Protocol):
         ...
 
     def metrics(self, model: nn.Module, batch: Any) -> Mapping[str, Part]:
-        """For each metric the batch's part: a sum and a count, or one of `lockstep.metrics`; the first sums a run up."""
+        """Each metric's part of the batch: a sum and a count, or one of `lockstep.metrics`. The first sums a run up."""
         ...

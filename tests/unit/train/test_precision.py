@@ -114,7 +114,7 @@ def test_fp16_trains_as_fp32_does() -> None:
     def loss(model: nn.Module, batch: list[Tensor]) -> tuple[Tensor, int]:
         return 1e-3 * (model(batch[0]).float() - batch[1]).square().sum(), len(batch[0])
 
-    def final(name: str) -> Tensor:
+    def train(name: str) -> tuple[Tensor, float]:
         run = Run(None, World(), precision=name, seed=1)
         model = run.prepare(nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)))
         optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=10.0))
@@ -123,6 +123,8 @@ def test_fp16_trains_as_fp32_does() -> None:
             step.update(optimizer)
         weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
         run.close()
-        return weights
+        return weights, step.loss
 
-    torch.testing.assert_close(final("fp16"), final("fp32"), rtol=2e-2, atol=2e-3)
+    (half, half_loss), (full, full_loss) = train("fp16"), train("fp32")
+    torch.testing.assert_close(half, full, rtol=2e-2, atol=2e-3)
+    assert half_loss == pytest.approx(full_loss, rel=0.1), "the loss is shown without its scale"

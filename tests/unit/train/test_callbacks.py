@@ -49,6 +49,11 @@ def test_it_stops_after_so_many_evaluations_without_an_improvement() -> None:
     assert trainer.run.batches == 8, "the batch that was fetched but not used is still to come"
 
 
+def test_an_improvement_begins_the_count_again() -> None:
+    values = [1.0, 0.0, 2.0, 1.0, 3.0, 0.0]
+    assert len(train(values, [EarlyStopping("score", "max", patience=2)]).history) == 6
+
+
 def test_lower_may_be_better_and_small_improvements_may_not_count() -> None:
     values = [5.0, 4.0, 3.99, 3.98, 1.0]
     assert len(train(values, [EarlyStopping("score", "min", patience=2, min_delta=0.1)]).history) == 4
@@ -114,3 +119,21 @@ def test_callbacks_are_called_at_their_points() -> None:
 def test_evaluation_comes_as_often_as_it_is_asked_for(every: Any, steps: list[int]) -> None:
     trainer = train([0.0] * 9, [], epochs=5, evaluate_every=every)
     assert [entry["step"] for entry in trainer.history] == steps
+
+
+def test_a_skipped_step_is_neither_told_nor_counted() -> None:
+    """The third batch of four has a NaN, in both epochs."""
+    diary = Diary()
+    run = Run(None, World(), on_nonfinite="skip", log_every=1)
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    trainer = Trainer(model, optimizer, loss, Scripted(*[0.0] * 9), callbacks=[diary], run=run)
+    poisoned = torch.arange(8.0).unsqueeze(1)
+    poisoned[4] = torch.nan
+    train_loader = run.loader(TensorDataset(poisoned), 2, lanes=1, shuffle=False)
+    trainer.train(train_loader, EvaluationLoader(DATA, 8, run.world), epochs=2, evaluate_every="2 steps")
+    run.close()
+    assert [page for page in diary.pages if page.startswith("step")] == [f"step {number}" for number in range(1, 7)]
+    assert [entry["step"] for entry in trainer.history] == [2, 4, 6]
+    assert run.batches == 8
+    assert all(entry["train_loss"] == entry["train_loss"] for entry in trainer.history), "no NaN in the mean"

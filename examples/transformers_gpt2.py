@@ -4,8 +4,8 @@
     lockstep run -n 2 examples/transformers_gpt2.py --steps 100
     torchrun --nproc-per-node 2 examples/transformers_gpt2.py
 
-Needs `pip install transformers`; nothing is downloaded. Paragraphs differ in length, so the mean over a lane's bytes
-that `model(..., labels=...)` returns is not what should be averaged: the loss here is a sum over bytes, and their number.
+Needs `pip install transformers`; nothing is downloaded. Paragraphs differ in length, so averaging the means over bytes
+that `model(..., labels=...)` returns would weigh some bytes more than others: the loss here is a sum and a count.
 The last line is a digest: the same at any number of processes, dropout included.
 """
 

@@ -22,14 +22,16 @@ class GptModel(Frozen):
     width: Count = 128
     depth: Count = 2  # blocks
     heads: Count = 4
-    dropout: Annotated[float, Field(ge=0, lt=1, strict=True, allow_inf_nan=False)] = 0.05
+    dropout: Annotated[float, Field(ge=0, lt=1, strict=True, allow_inf_nan=False)] = 0.0
 
     @field_validator("heads")
     @classmethod
     def _shares_the_width(cls, value: int, info: ValidationInfo) -> int:
         width = info.data.get("width", value)
         if width % value:
-            raise PydanticCustomError("heads", "expected a divisor of width={width}", {"width": width})
+            raise PydanticCustomError(
+                "heads", "{heads} heads cannot share width={width} evenly", {"heads": value, "width": width}
+            )
         return value
 
 

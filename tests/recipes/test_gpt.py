@@ -168,6 +168,22 @@ def test_norms_and_biases_do_not_decay() -> None:
     assert {name for name, parameter in model.named_parameters() if parameter.dim() > 1} == decaying
 
 
+def test_loss_and_metrics_are_sums_over_bytes() -> None:
+    recipe, config = load_recipe("gpt")
+    model = recipe.model(config).eval()
+    windows = read_text(None)[: 3 * 65].view(3, 65)
+    parts = [recipe.loss(model, [window[None]]) for window in windows]
+    total, count = recipe.loss(model, [windows])
+    assert count == sum(part_count for _, part_count in parts) == 3 * 64
+    torch.testing.assert_close(total, torch.stack([part for part, _ in parts]).sum())
+
+    metrics = recipe.metrics(model, [windows])
+    assert {name: number for name, (_, number) in metrics.items()} == {"bits_per_byte": count, "accuracy": count}
+    torch.testing.assert_close(metrics["bits_per_byte"][0], total / torch.tensor(2.0).log())
+    hits = sum(int((model(window[None, :-1])[0].argmax(1) == window[1:]).sum()) for window in windows)
+    assert metrics["accuracy"][0] == hits
+
+
 def test_heads_that_do_not_share_the_width_are_told() -> None:
     with pytest.raises(ConfigError, match=r"model.heads: 5 heads cannot share width=128 evenly"):
         load_recipe("gpt", ["model.heads=5"])

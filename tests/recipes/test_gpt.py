@@ -19,7 +19,7 @@ from tests.commands import LOCKSTEP, run
 
 SMALL = (
     "model.width=32 model.depth=1 model.heads=2 model.dropout=0.1 data.length=32 data.sample=200 batch.global=16 "
-    "lanes=4 optim.lr=1e-2 schedule.warmup=10 steps=80 evaluate_every=40"
+    "lanes=4 optim.lr=1e-2 schedule.warmup=10 steps=120 evaluate_every=60 data.temperature=0.5"
 )
 SENTENCE = "the same bits on any number of processes\n"
 

@@ -81,12 +81,14 @@ def train(
     lockstep train digits -n 2
     lockstep train mine.yaml optim.lr=1e-3 epochs=5
     """
+    from lockstep.observe.loggers.selection import check_extras
     from lockstep.recipes.registry import load_recipe
 
     changes = [*(overrides or []), *(["quick=true"] if quick else [])]
     folder = run or Path("runs") / (Path(config).stem + ("-quick" if quick else ""))
     # In every process: a mistake stops the first, before any other starts.
     recipe, settings = load_recipe(config, changes)
+    check_extras(settings.log)
     plan = _plan(nproc, nnodes, node_rank, master_addr, master_port, rdzv_endpoint, max_restarts)
     if plan is not None:
         modes = [*(["--quiet"] if quiet else []), *(["--json"] if as_json else [])]
@@ -162,15 +164,19 @@ def _train_here(recipe: "Recipe", settings: "Config", folder: Path, quiet: bool,
     """Be one process of the training: alone, or a worker of whoever started us."""
     import torch
 
+    from lockstep.events.event import Sink
     from lockstep.events.run_folder import RunFolder
     from lockstep.observe.console import console_for
+    from lockstep.observe.loggers.selection import open_loggers
     from lockstep.train.job import train_recipe
     from lockstep.world.setup import cleanup_distributed, setup_distributed
 
     torch.set_num_threads(settings.threads)
     try:
         world = setup_distributed(backend=settings.ddp_backend, timeout_s=settings.timeout_s, device=settings.device)
-        sinks = console_for(quiet=quiet, as_json=as_json) if world.is_main else []
+        sinks: list[Sink] = []
+        if world.is_main:
+            sinks = [*console_for(quiet=quiet, as_json=as_json), *open_loggers(settings.log, folder)]
         train_recipe(recipe, settings, world, RunFolder(folder), sinks)
     finally:
         cleanup_distributed()

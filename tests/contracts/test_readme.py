@@ -1,7 +1,9 @@
-"""The README's tree is the tree."""
+"""What the README prints is so: the tree, the script, the config."""
 
 import re
 from pathlib import Path
+
+from tests.commands import LOCKSTEP, run
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,3 +42,18 @@ def test_the_two_commands_are_on_the_first_screen() -> None:
     first_screen = "\n".join((ROOT / "README.md").read_text().splitlines()[:40])
     assert "make demo" in first_screen
     assert "make test" in first_screen
+
+
+def test_its_script_and_its_config_run_as_they_stand(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text()
+    script = next(block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "lockstep.launch" in block)
+    (tmp_path / "train.py").write_text(script)
+    digests = set()
+    for number in (1, 2):
+        finished = run([*LOCKSTEP, "run", "-n", str(number), "train.py"], tmp_path)
+        assert finished.code == 0, finished.err
+        digests |= set(re.findall("digest ([0-9a-f]{64})", finished.out))
+    assert len(digests) == 1
+    (tmp_path / "mine.yaml").write_text(next(re.finditer(r"```yaml\n(# mine.yaml.*?)```", text, re.DOTALL))[1])
+    finished = run([*LOCKSTEP, "train", "mine.yaml", "--quick", "--quiet"], tmp_path)
+    assert finished.code == 0, finished.err

@@ -45,17 +45,18 @@ if __name__ == "__main__":
 BITS = """
 import os, sys
 rank = os.environ.get("RANK", "0")
-os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
 if "nccl" in sys.argv:
     os.environ |= {"NCCL_HOSTID": f"host{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
 import torch, lockstep
-from tests.contracts.workloads import train
+from tests.contracts import test_whole_step, workloads
 
 def main(world):
-    torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.benchmark = False
     for name in sys.argv[1].split(","):
-        trained = train(world, name, 5, {"global_batch": 32, "lanes": 8}, clip_norm=0.1)
+        if name in workloads.WORKLOADS:
+            trained = workloads.train(world, name, 5, {"global_batch": 32, "lanes": 8}, clip_norm=0.1)
+        else:
+            options, around = test_whole_step.CASES[name.replace("-", " ")]
+            trained = test_whole_step.train(world, options, **around)
         sys.stdout.write(f"{name} {trained.digest}\\n")
 
 if __name__ == "__main__":
@@ -66,6 +67,7 @@ if __name__ == "__main__":
 def test_the_same_bits_on_one_process_and_on_several_that_share_a_gpu(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(BITS)
     names = ["mlp", "conv", "gpt", "gan", "awkward", "passes", "terms"]  # cuDNN's LSTM is not deterministic
+    names += ["bf16", "fp16", "everything", "everything-in-fp16"]
     reports = {}
     for size, backend in ((1, "nccl"), (2, "nccl"), (3, "nccl"), (4, "nccl"), (2, "gloo")):
         finished = run([*LOCKSTEP, "run", "-n", str(size), "script.py", ",".join(names), backend], tmp_path)

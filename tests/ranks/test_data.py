@@ -1,7 +1,9 @@
 """Data on several ranks: streams whose epochs end together, foreign loaders that stay together, shared-out samples."""
 
 import json
+import multiprocessing
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -31,8 +33,8 @@ def stream_of(kind: str) -> Any:
     return {"lanes": lambda: Lines(lengths=UNEVEN), "cursors": Cursors, "plain": lambda: Plain(21)}[kind]()
 
 
-def open_stream(world: World, kind: str, tail: Any) -> IterableLaneLoader:
-    return IterableLaneLoader(stream_of(kind), 8, world, lanes=4, seed=1, tail=tail)
+def open_stream(world: World, kind: str, tail: Any, workers: int = 0) -> IterableLaneLoader:
+    return IterableLaneLoader(stream_of(kind), 8, world, lanes=4, seed=1, tail=tail, workers=workers)
 
 
 def read_stream(world: World, kind: str, tail: str, stop: int) -> Batches:
@@ -64,8 +66,8 @@ def save_in_the_middle(world: World, kind: str, tail: str, stop: int) -> str:
     return json.dumps(merge_states(all_gather_object(loader.state_dict())))
 
 
-def resume(world: World, kind: str, tail: str, state: str, stop: int) -> Batches:
-    loader = open_stream(world, kind, tail)
+def resume(world: World, kind: str, tail: str, state: str, stop: int, workers: int = 0) -> Batches:
+    loader = open_stream(world, kind, tail, workers)
     loader.load_state_dict(json.loads(state))
     return [read(batch) for batch in loader.batches(json.loads(state)["number"], stop)]
 
@@ -161,3 +163,52 @@ def read_with_workers(world: World, workers: int) -> list[Any]:
 
 def test_workers_in_several_ranks() -> None:
     assert ranks(2).run(read_with_workers, 1) == ranks(2).run(read_with_workers, 0)
+
+
+def read_ahead(world: World, kind: str, tail: Any, workers: int, start_method: str) -> tuple[Batches, list[str]]:
+    """The batches, and the position of all ranks after each."""
+    loader = open_stream(world, kind, tail, workers)
+    batches, states = [], []
+    with starting_by(start_method):
+        for batch in loader.batches(0, 9):
+            batches.append(read(batch))
+            states.append(json.dumps(merge_states(all_gather_object(loader.state_dict()))))
+    return batches, states
+
+
+@contextmanager
+def starting_by(start_method: str) -> Iterator[None]:
+    """The ranks here were spawned, and then Python spawns their children too; started by torchrun, they fork."""
+    before = multiprocessing.get_start_method()
+    multiprocessing.set_start_method(start_method, force=True)
+    try:
+        yield
+    finally:
+        multiprocessing.set_start_method(before, force=True)
+
+
+@pytest.mark.parametrize("tail", ["drop", "short"])
+@pytest.mark.parametrize("kind", ["lanes", "cursors", "plain"])
+def test_workers_that_read_ahead_change_neither_batches_nor_positions(kind: str, tail: str) -> None:
+    alone, states = read_ahead(World(), kind, tail, 0, "fork")
+    for workers in (0, 1, 4):
+        results = ranks(2).run(read_ahead, kind, tail, workers, "fork")
+        assert united([batches for batches, _ in results]) == alone
+        assert [positions for _, positions in results] == [states, states]
+
+
+def test_workers_may_be_spawned() -> None:
+    assert ranks(1).run(read_ahead, "lanes", "short", 1, "spawn") == [read_ahead(World(), "lanes", "short", 0, "fork")]
+
+
+def resume_everywhere(world: World, kind: str, states: list[str]) -> list[Batches]:
+    with starting_by("fork"):
+        return [resume(world, kind, "short", state, number + 2, workers=2) for number, state in enumerate(states, 1)]
+
+
+@pytest.mark.parametrize("kind", ["lanes", "cursors", "plain"])
+def test_workers_resume_at_every_batch(kind: str) -> None:
+    alone, states = read_ahead(World(), kind, "short", 0, "fork")
+    results = ranks(2).run(resume_everywhere, kind, states[:-2])
+    for number, parts in enumerate(zip(*results, strict=True), 1):
+        assert united(list(parts)) == alone[number : number + 2]

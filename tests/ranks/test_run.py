@@ -3,16 +3,19 @@
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
 from lockstep.engine.tree_engine import TreeEngine
 from lockstep.errors import LockstepError
+from lockstep.events.jsonl import read_lines
 from lockstep.testing import RanksFailed, ranks
 from lockstep.train.run import Run
 from lockstep.world.world import World
@@ -125,8 +128,8 @@ def test_a_rank_that_fails_alone_is_named_and_holds_nobody_up(tmp_path: Path) ->
     assert "ValueError: planted" in str(caught.value)
 
 
-def speak_of_different_terms(world: World, names: list[list[str]]) -> None:
-    run = Run(None, world)
+def speak_of_different_terms(world: World, names: list[list[str]], determinism: Any) -> None:
+    run = Run(None, world, determinism=determinism)
     model = run.prepare(nn.Linear(4, 3))
     optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
     for step in run.open_steps(run.loader(DATA, 16), steps=1):
@@ -135,9 +138,135 @@ def speak_of_different_terms(world: World, names: list[list[str]]) -> None:
 
 
 @pytest.mark.parametrize("names", [[["a", "b"], ["b", "a"]], [["a", "b"], ["a"]]])
-def test_different_terms_on_different_ranks_are_told(names: list[list[str]]) -> None:
+@pytest.mark.parametrize("determinism", ["lockstep", "fast"])
+def test_different_terms_on_different_ranks_are_told(names: list[list[str]], determinism: str) -> None:
     with pytest.raises(RanksFailed, match="loss terms differ between ranks"):
-        ranks(2, timeout_s=30).run(speak_of_different_terms, names)
+        ranks(2, timeout_s=30).run(speak_of_different_terms, names, determinism)
+
+
+def terms(model: nn.Module, batch: Sequence[Tensor]) -> dict[str, tuple[Tensor, Any]]:
+    """Each with its own count; in some lanes the second has nothing to count."""
+    inputs, labels = batch
+    scores = model(inputs)
+    chosen = (labels == 0) & (inputs[:, 0] > 0)
+    return {
+        "entropy": (F.cross_entropy(scores, labels, reduction="sum"), len(labels)),
+        "size": (scores[chosen].square().sum(), chosen.sum()),
+        "spread": (0.1 * scores.abs().sum().reshape(1), 2.5 * len(labels)),
+    }
+
+
+class Trained(NamedTuple):
+    losses: list[float]
+    weights: Tensor
+
+
+def train_terms(world: World, num_samples: int, loader: dict[str, Any], determinism: Any) -> Trained:
+    run = Run(None, world, determinism=determinism)
+    model = run.prepare(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)))
+    optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9))
+    losses = []
+    data = TensorDataset(*(tensor[:num_samples] for tensor in DATA.tensors))
+    for step in run.open_steps(run.loader(data, 24, lanes=8, tail="short", **loader), epochs=2):
+        step.accumulate(terms, model)
+        step.update(optimizer)
+        losses.append(step.loss)
+    run.finish()
+    return Trained(losses, torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "num_samples", "loader"),
+    [
+        (1, 64, {}),
+        (2, 64, {}),
+        (3, 64, {}),
+        # Of 2 samples in the third batch lane 3 has one, and lane 7: a rank's last lane is empty, or all it has.
+        (1, 50, {}),
+        (2, 50, {"lanes_per_rank": [5, 3]}),
+        (3, 50, {"lanes_per_rank": [3, 2, 3]}),
+    ],
+)
+def test_several_terms_are_normalised_alike_in_fast_mode(num_ranks: int, num_samples: int, loader: Any) -> None:
+    (exact,) = ranks(1).run(train_terms, num_samples, {}, "lockstep")
+    for fast in ranks(num_ranks).run(train_terms, num_samples, loader, "fast"):
+        assert fast.losses == pytest.approx(exact.losses, rel=1e-5)
+        torch.testing.assert_close(fast.weights, exact.weights, rtol=1e-5, atol=1e-7)
+
+
+class Halves(nn.Module):
+    """Two layers that are used together, or the first of them alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, inputs: Tensor, both: bool) -> Tensor:
+        scores: Tensor = self.left(inputs)
+        return scores + self.right(inputs) if both else scores
+
+
+def leave_a_layer_out(world: World) -> list[float]:
+    """The first term uses both layers in the first rank's lane alone, so elsewhere its gradients are not complete."""
+    run = Run(None, world, bucket_mb=1e-5)
+    model = run.prepare(Halves())
+    optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
+
+    def some_without(model: nn.Module, batch: Sequence[Tensor]) -> dict[str, tuple[Tensor, int]]:
+        inputs, labels = batch
+        is_first = bool(labels[0] == 0)
+        first, second = model(inputs, both=is_first), model(-inputs, both=True)
+        return {
+            "first": (F.cross_entropy(first, labels, reduction="sum"), len(labels)),
+            "second": (second.square().sum(), 2 * len(labels)),
+        }
+
+    loader = run.loader(DATA, 16, lanes=2, shuffle=False)  # lanes begin at samples 0 and 8, of classes 0 and 2
+    for step in run.open_steps(loader, steps=1):
+        step.accumulate(some_without, model)
+        step.update(optimizer)
+    run.finish()
+    return [value for parameter in model.parameters() for value in parameter.flatten().tolist()]
+
+
+def test_one_terms_gradients_leave_before_anothers_on_all_ranks() -> None:
+    (alone,) = ranks(1).run(leave_a_layer_out)
+    assert ranks(2, timeout_s=30).run(leave_a_layer_out) == [alone] * 2
+
+
+class CheckpointedTwice(nn.Module):
+    """A layer in two checkpointed places: re-entrant, each of them leaves a gradient of its own."""
+
+    def __init__(self, use_reentrant: bool) -> None:
+        super().__init__()
+        self.first, self.shared, self.last = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+        self.use_reentrant = use_reentrant
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.first(inputs)
+        for _ in range(2):
+            hidden = checkpoint(self.shared, hidden, use_reentrant=self.use_reentrant)
+        scores: Tensor = self.last(hidden)
+        return scores
+
+
+def train_checkpointed(world: World, use_reentrant: bool) -> list[float]:
+    run = Run(None, world)
+    model = run.prepare(CheckpointedTwice(use_reentrant))
+    optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
+    for step in run.open_steps(run.loader(DATA, 16), steps=2):
+        step.accumulate(loss, model)
+        step.update(optimizer)
+    run.finish()
+    weights: list[float] = model.shared.weight.flatten().tolist()
+    return weights
+
+
+def test_a_gradient_that_comes_twice_is_told_with_the_remedy() -> None:
+    with pytest.raises(RanksFailed, match=r"got its gradient twice in one backward pass.*use_reentrant=False"):
+        ranks(2, timeout_s=30).run(train_checkpointed, True)
+    (alone,) = ranks(1).run(train_checkpointed, False)
+    assert ranks(2).run(train_checkpointed, False) == [alone] * 2, "the remedy is one"
 
 
 def forget_the_update(world: World) -> list[float]:
@@ -173,3 +302,41 @@ def test_what_a_metric_draws_does_not_depend_on_the_ranks() -> None:
     alone = ranks(1).run(evaluate_with_draws)[0]
     for num_ranks in (2, 3):
         assert ranks(num_ranks).run(evaluate_with_draws) == [alone] * num_ranks
+
+
+def evaluate_and_look(world: World) -> tuple[bool, bool]:
+    run = Run(None, world)
+    model = run.prepare(nn.Linear(4, 3))
+    kept: list[Tensor] = []
+
+    def keep(model: nn.Module, batch: Sequence[Tensor]) -> dict[str, tuple[Tensor, int]]:
+        kept.append(model(batch[0]))
+        return {"sum": (kept[-1].sum(), len(batch[0]))}
+
+    run.evaluate(model, DATA, keep, batch=10)
+    return any(scores.requires_grad for scores in kept), torch.is_grad_enabled()
+
+
+def test_evaluation_keeps_no_graph() -> None:
+    assert ranks(2).run(evaluate_and_look) == [(False, True)] * 2
+
+
+def train_finish_and_train_on(world: World, folder: str) -> None:
+    run = Run(folder, world, sinks=[])
+    model = run.prepare(nn.Linear(4, 3))
+    optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
+    for _ in range(2):
+        for step in run.steps(run.loader(DATA, 16), steps=2):
+            step.accumulate(loss, model)
+            step.update(optimizer)
+
+
+def test_a_finished_run_that_goes_on_is_a_new_attempt(tmp_path: Path) -> None:
+    ranks(2).run(train_finish_and_train_on, str(tmp_path / "a"))
+    events = list(read_lines(tmp_path / "a" / "events.jsonl"))
+    assert [(event["attempt"], event["kind"], event["step"]) for event in events] == [
+        (1, "start", 0),
+        (1, "end", 2),
+        (2, "start", 2),
+        (2, "end", 4),
+    ]

@@ -12,7 +12,6 @@ from lockstep.checkpoint.store import save_checkpoint
 from lockstep.config.schema import BatchConfig, Config
 from lockstep.events.event import Event
 from lockstep.events.run_folder import RunFolder
-from lockstep.metrics.tally import Tally
 from lockstep.recipes.digits.recipe import Digits, DigitsConfig
 from lockstep.recipes.registry import load_recipe
 from lockstep.testing import RanksFailed, ranks
@@ -20,18 +19,6 @@ from lockstep.train import job
 from lockstep.train.job import global_batch, train_recipe
 from lockstep.train.trainer import Trainer
 from lockstep.world.world import World
-
-
-def mean_of_uneven_counts(world: World) -> dict[str, float]:
-    tally = Tally(world.device)
-    if world.rank > 0:  # rank 0 sees no sample at all
-        tally.add(world.rank, {"accuracy": (torch.tensor(float(world.rank)), 4), "loss": (1.0, world.rank)})
-    return tally.means(num_chunks=3)
-
-
-def test_means_are_over_samples_and_known_everywhere() -> None:
-    for means in ranks(3).run(mean_of_uneven_counts):
-        assert means == {"accuracy": 3 / 8, "loss": 2 / 3}
 
 
 class Remember:

@@ -3,12 +3,16 @@
 import json
 from pathlib import Path
 
+import pytest
 import torch
 
-from lockstep.checkpoint.store import latest_checkpoint, load_weights
+from lockstep.checkpoint.store import best_checkpoint, latest_checkpoint, load_weights
+from lockstep.data.evaluation import EvaluationLoader
 from lockstep.events.jsonl import read_lines
 from lockstep.recipes.registry import load_recipe
+from lockstep.train.run import Run
 from lockstep.train.trainer import Trainer
+from lockstep.world.world import World
 from tests.commands import LOCKSTEP, run
 
 
@@ -59,3 +63,55 @@ def test_the_split_is_by_index_and_disjoint() -> None:
     recipe, config = load_recipe("digits")
     splits = recipe.data(config)
     assert (len(splits.train), len(splits.test)) == (1437, 360)  # type: ignore[arg-type]
+
+
+def test_all_that_a_config_can_ask_for_on_one_process_and_on_two(tmp_path: Path) -> None:
+    (tmp_path / "all.yaml").write_text(
+        """
+base: digits
+epochs: 3
+precision: bf16
+clip_norm: 1.0
+on_nonfinite: skip
+optim: {lr_scaling: sqrt, base_batch: 16, groups: [{match: "*.bias", weight_decay: 0.0}]}
+schedule: {kind: cosine, warmup: 10 steps, final: 0.05}
+average: {decay: 0.95}
+best: {metric: accuracy, mode: max}
+early_stopping: {metric: accuracy, mode: max, patience: 2}
+"""
+    )
+    ends = []
+    for number, name in ((1, "one"), (2, "two")):
+        finished = run([*LOCKSTEP, "train", "all.yaml", "-n", str(number), "--run", name], tmp_path)
+        assert finished.code == 0, finished.err
+        assert "learning rate 0.006 in bf16" in finished.out  # 0.003 times the root of 64 / 16
+        ends.append(list(read_lines(tmp_path / name / "events.jsonl"))[-1])
+    assert ends[0]["digest"] == ends[1]["digest"]
+    assert ends[0]["metrics"] == ends[1]["metrics"]
+
+    events = list(read_lines(tmp_path / "two" / "events.jsonl"))
+    rates = [event["lr"] for event in events if event["kind"] == "step"]
+    assert rates[0] == pytest.approx(0.006)
+    assert rates[-1] < 0.001
+    best = best_checkpoint(tmp_path / "two" / "checkpoints")
+    assert best is not None
+    evaluations = [event for event in events if event["kind"] == "eval"]
+    winner = max(evaluations, key=lambda event: (event["metrics"]["accuracy"], -event["step"]))
+    assert best.name == f"step-{winner['step']}"
+
+    # What was evaluated, and called the best, are the averaged weights.
+    recipe, config = load_recipe(str(tmp_path / "all.yaml"))
+    model = recipe.model(config)
+    model.load_state_dict(load_weights(best))
+    average = load_weights(best, "average")
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            parameter.copy_(average[parameter_name])
+    session = Run(None, World(), precision="bf16")
+    test_set = EvaluationLoader(recipe.data(config).test, config.evaluation_batch, World())
+    assert session.evaluate(model, test_set, recipe.metrics) == winner["metrics"]
+
+    history = json.loads((tmp_path / "two" / "history.json").read_text())
+    assert [entry["step"] for entry in history] == [event["step"] for event in evaluations]
+    assert history[-1]["accuracy"] == ends[1]["metrics"]["accuracy"]
+    assert 0 < history[-1]["train_loss"] < history[0]["train_loss"]

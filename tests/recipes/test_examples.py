@@ -37,6 +37,11 @@ def test_one_and_two_processes_give_one_digest(name: str, tmp_path: Path) -> Non
     assert "processes 2" in two[0]
     assert re.fullmatch(r"end 3: digest [0-9a-f]{64}", one[-1])
     assert one[1:] == two[1:], "what was logged on the way is the same too"
+    if name == "gan":
+        (picture,) = (tmp_path / "lockstep run").rglob("samples-3.png")
+        assert (
+            picture.read_bytes() == (tmp_path / "python" / picture.relative_to(tmp_path / "lockstep run")).read_bytes()
+        )
     if name == "transformers_gpt2":
         saved = [
             tmp_path / launcher / "runs" / name / "model" / "model.safetensors"

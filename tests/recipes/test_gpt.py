@@ -31,7 +31,7 @@ def train(folder: Path, *arguments: str) -> list[dict[str, Any]]:
 
 
 def sample_of(events: list[dict[str, Any]]) -> str:
-    (sample,) = [event["sample"] for event in events if "sample" in event]
+    (sample,) = [event["texts"]["sample"] for event in events if "texts" in event]
     return str(sample)
 
 

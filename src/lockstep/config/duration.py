@@ -18,8 +18,9 @@ from lockstep.errors import UserError
 Unit = Literal["steps", "epochs", "samples"]
 
 _LIMIT = 2**63
-_MAX_TEXT = 40  # characters; the cost of reading a number grows faster than its length
-_WRITTEN = re.compile(r"\s*((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]{1,2})?)\s*(?:(step|epoch|sample)s?)?\s*")
+# Of few enough digits that what it is shown as reads back as the same.
+_NUMBER = r"(?:[0-9]{1,19}(?:\.[0-9]{0,19})?|\.[0-9]{1,19})(?:[eE]\+?[0-9]{1,2})?"
+_WRITTEN = re.compile(rf"\s*({_NUMBER})\s*(?:(step|epoch|sample)s?)?\s*")
 _UNITS: dict[str | None, Unit] = {None: "steps", "step": "steps", "epoch": "epochs", "sample": "samples"}
 
 
@@ -41,17 +42,14 @@ class Duration:
         """Read what a config or a script says; a ValueError says what was expected."""
         if isinstance(value, cls):
             return value
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        text = str(value) if isinstance(value, int | str) and not isinstance(value, bool) else ""
-        written = _WRITTEN.fullmatch(text) if len(text) <= _MAX_TEXT else None
+        written = _WRITTEN.fullmatch(str(value))
         if written is None:
             raise ValueError(f"expected a duration, as in 500 steps, 2 epochs or 1e6 samples, got {shown(value)}")
         number, unit = Decimal(written[1]), _UNITS[written[2]]
-        if unit != "epochs" and number % 1:
-            raise ValueError(f"expected a whole number of {unit}, got {shown(value)}")
         if number >= _LIMIT:
             raise ValueError(f"expected a duration below 2⁶³ {unit}, got {shown(value)}")
+        if unit != "epochs" and number % 1:
+            raise ValueError(f"expected a whole number of {unit}, got {shown(value)}")
         return cls(number, unit)
 
     def __str__(self) -> str:

@@ -199,7 +199,9 @@ class ScheduleConfig(Frozen):
     @classmethod
     def _takes_time(cls, value: Duration | None) -> Duration | None:
         if value is not None and not value.number:
-            raise PydanticCustomError("duration", "expected more than {value}", {"value": str(value)})
+            raise PydanticCustomError(
+                "duration", "expected a duration greater than 0, got {value}", {"value": str(value)}
+            )
         return value
 
     @field_validator("every")
@@ -227,6 +229,26 @@ class GoalConfig(Frozen):
 class EarlyStoppingConfig(GoalConfig):
     patience: Count = 5  # evaluations without an improvement
     min_delta: NonNegative = 0.0  # less than this is none
+
+
+class WandbConfig(Frozen):
+    """Weights & Biases. What is not said here is W&B's to decide: its own variables (WANDB_PROJECT …), its defaults."""
+
+    project: str | None = None
+    entity: str | None = None
+    name: str | None = None  # the run folder's, unless said
+    tags: tuple[str, ...] = ()
+    mode: Literal["online", "offline", "disabled"] | None = None
+    init_timeout_s: Positive = 60.0  # all ranks wait while rank 0 joins: stay below timeout_s
+    finish_timeout_s: Positive = 60.0  # for sending the rest at the end
+    required: Flag = False  # an error if W&B cannot start; else a warning
+
+
+class LogConfig(Frozen):
+    """Loggers beside the run folder's own events.jsonl, which is always written."""
+
+    tensorboard: Flag = False
+    wandb: WandbConfig | None = None
 
 
 class Config(Frozen):
@@ -264,6 +286,7 @@ class Config(Frozen):
     ddp_backend: Literal["auto", "nccl", "gloo"] = "auto"
     timeout_s: Positive = 600.0
     log_every: Count = 10  # steps
+    log: LogConfig = LogConfig()
     quick: Flag = False  # a smoke run: few steps, little data
     model: FreeForm = Section()
     data: FreeForm = Section()

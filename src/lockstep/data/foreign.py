@@ -50,10 +50,6 @@ def rebuild(
     tail = ("drop" if loader.drop_last else "short") if tail is None else tail
     collate, batch_size = given_collate(loader), loader.batch_size
     if isinstance(loader.dataset, IterableDataset) and batch_size is not None:
-        if loader.num_workers and world.is_main:
-            logger.warning(
-                "an iterable data set is read by the training process: num_workers=%d is not used", loader.num_workers
-            )
         return IterableLaneLoader(
             loader.dataset,
             batch_size if global_batch is None else global_batch,
@@ -61,8 +57,10 @@ def rebuild(
             lanes=lanes,
             seed=seed,
             tail=tail,
+            workers=loader.num_workers,
             collate=collate,
             lanes_per_rank=lanes_per_rank,
+            worker_init=loader.worker_init_fn,
         )
     reading = _reading(loader)
     if reading is None or batch_size is None:

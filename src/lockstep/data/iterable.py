@@ -5,37 +5,41 @@ In the second case every rank reads the whole stream and keeps what is its own: 
 stream must not split itself by rank.
 """
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import torch
 from torch.utils.data import default_collate
 
-from lockstep.data.batch import GlobalBatch, LaneBatch
+from lockstep.data.batch import GlobalBatch
 from lockstep.data.cut import check_batch, check_tail
 from lockstep.data.lanes import choose_lanes, share_lanes
 from lockstep.data.prefetch import moved
-from lockstep.data.samples import Collate, explained
+from lockstep.data.read_ahead import read_ahead
+from lockstep.data.samples import Collate
+from lockstep.data.streams import LaneReader, LaneStreams, Place, Reader, State, States
+from lockstep.data.workers import WorkerInit, Workers
 from lockstep.errors import UserError
 from lockstep.world.collectives import Operation, all_reduce
-from lockstep.world.randomness import key_of, seed_cpu_streams, undisturbed_streams
 from lockstep.world.world import World
-
-_WHOLE = "all"  # names the one stream of a data set without `lane`
-
-State = dict[str, Any]
 
 
 class IterableLaneLoader:
     """Global batches of an iterable data set, with the interface of `LaneLoader`.
 
     An epoch ends for all ranks at the same batch: with tail "drop" at the first one that some lane cannot fill, with
-    "short" when all lanes are empty. That takes one small all-reduce per batch. `next` runs in this process, with
-    torch, numpy and `random` seeded by (seed, epoch, lane, n-th sample); nothing is read ahead.
+    "short" when all lanes are empty. That takes one small all-reduce per batch. Before each `next` torch, numpy and
+    `random` are seeded by (seed, epoch, lane, n-th sample).
+
+    `workers` processes read ahead, `prefetch` global batches, beyond an epoch's end too; with 0 this process reads, and
+    nothing ahead. Lanes are shared out among them, so more than this rank has lanes are of no use, and of a data set
+    without `lane` one worker reads all. See `LaneLoader` for their start and end.
 
     `state_dict()` is the position after the last batch yielded, of this rank's lanes: how many samples each has
-    taken, and the iterator's own state where it has `state_dict` and `load_state_dict`. Without those, resuming reads
-    and throws away what was taken before in that epoch. States of several ranks become one by `merge_states`.
+    taken, and the iterator's own state where it has `state_dict` and `load_state_dict` (workers ask for it after every
+    batch, so it should be small). Without those, resuming reads and throws away what was taken before in that epoch.
+    States of several ranks become one by `merge_states`.
     """
 
     exact = True
@@ -52,12 +56,14 @@ class IterableLaneLoader:
         workers: int = 0,
         collate: Collate | None = None,
         lanes_per_rank: Sequence[int] | None = None,
+        prefetch: int = 2,
+        worker_init: WorkerInit | None = None,
     ) -> None:
         check_tail(tail)
         if tail == "pad":
             raise UserError("tail='pad' needs a data set with a length: use 'drop' or 'short' with an iterable one")
-        if workers:
-            raise UserError(f"workers={workers}: an iterable data set is read by the training process, use workers=0")
+        if prefetch < 1:
+            raise UserError(f"prefetch={prefetch}: expected 1 or more global batches")
         num_lanes = choose_lanes(global_batch) if lanes == "auto" else lanes
         self.lanes = share_lanes(num_lanes, world.size, lanes_per_rank)
         check_batch(global_batch, num_lanes)
@@ -67,10 +73,12 @@ class IterableLaneLoader:
         self.tail = tail
         self._world = world
         self._own = self.lanes.of(world.rank)
-        self._collate = default_collate if collate is None else collate
-        self._has_lanes = callable(getattr(dataset, "lane", None))
+        self._workers = Workers(workers, worker_init)
+        self._prefetch = prefetch
+        collate = default_collate if collate is None else collate
+        self._streams = LaneStreams(dataset, seed, num_lanes, global_batch // num_lanes, collate)
         self._saved = self._beginning()
-        self._streams: dict[str, _Stream] | None = None  # of the iterator in use, if there is one
+        self._states: States | None = None  # of the iterator in use, if there is one
 
     def __len__(self) -> int:
         raise TypeError("an iterable data set has no length: count steps instead of epochs")
@@ -86,9 +94,9 @@ class IterableLaneLoader:
         return moved(self._batches(start, stop), self._world.device, ahead=False)
 
     def state_dict(self) -> State:
-        if self._streams is None:
+        if self._states is None:
             return dict(self._saved)
-        return {**self._saved, "streams": {name: stream.state() for name, stream in self._streams.items()}}
+        return {**self._saved, "streams": self._states()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up a saved position; it may hold the lanes of other ranks too."""
@@ -96,80 +104,42 @@ class IterableLaneLoader:
             raise UserError(
                 f"the saved position has {state.get('num_lanes')} lanes, and this loader has {self.lanes.count}"
             )
-        if state["streams"] and (missing := [name for name in self._names() if name not in state["streams"]]):
+        names = self._streams.names(self._own)
+        if state["streams"] and (missing := [name for name in names if name not in state["streams"]]):
             raise UserError(f"the saved position lacks lanes {', '.join(missing)}: merge the states of all ranks")
-        streams = {name: state["streams"][name] for name in self._names() if name in state["streams"]}
+        streams = {name: state["streams"][name] for name in names if name in state["streams"]}
         self._saved = {**state, "streams": streams}
-        self._streams = None
+        self._states = None
 
     def _batches(self, start: int, stop: int | None) -> Generator[GlobalBatch, None, None]:
         saved = self.state_dict()
         if saved["number"] > start:
             saved = self._beginning()
         number, epoch, batch = saved["number"], saved["epoch"], saved["batch"]
-        streams = self._open(epoch, saved["streams"])
-        while stop is None or number < stop:
-            samples = self._take(streams)
-            # Also where every rank has read the same stream: one that differs must not end its epoch alone.
-            size = agreed(sum(map(len, samples)), "sum", self._world)
-            if size == 0 or (self.tail == "drop" and size < self.global_batch):
-                if batch == 0:
-                    raise UserError(self._explain_empty(epoch, size))
-                epoch, batch = epoch + 1, 0
-                streams = self._open(epoch, {})
-                continue
-            number, batch = number + 1, batch + 1
-            self._streams = streams
-            self._saved = {"number": number, "epoch": epoch, "batch": batch, "num_lanes": self.lanes.count}
-            if number > start:
-                yield GlobalBatch(number - 1, epoch, size, self._collated(epoch, samples))
+        with self._reader(Place(epoch, batch, saved["streams"])) as reader:
+            while stop is None or number < stop:
+                read = reader.read(epoch)
+                # Also where every rank has read the same stream: one that differs must not end its epoch alone.
+                size = agreed(read.size, "sum", self._world)
+                if size == 0 or (self.tail == "drop" and size < self.global_batch):
+                    if batch == 0:
+                        raise UserError(self._explain_empty(epoch, size))
+                    epoch, batch = epoch + 1, 0
+                    continue
+                lanes = read.lanes() if number >= start else None
+                number, batch = number + 1, batch + 1
+                self._states = read.states
+                self._saved = {"number": number, "epoch": epoch, "batch": batch, "num_lanes": self.lanes.count}
+                if lanes is not None:
+                    yield GlobalBatch(number - 1, epoch, size, lanes)
+
+    def _reader(self, start: Place) -> AbstractContextManager[Reader]:
+        if self._workers.count == 0:
+            return nullcontext(LaneReader(self._streams, self._own, start))
+        return read_ahead(self._streams, self._own, start, self._workers, self._prefetch, self._world)
 
     def _beginning(self) -> State:
         return {"number": 0, "epoch": 0, "batch": 0, "num_lanes": self.lanes.count, "streams": {}}
-
-    def _names(self) -> list[str]:
-        return [str(lane) for lane in self._own] if self._has_lanes else [_WHOLE]
-
-    def _open(self, epoch: int, saved: Mapping[str, State]) -> dict[str, "_Stream"]:
-        with undisturbed_streams():
-            if not self._has_lanes and hasattr(self.dataset, "set_epoch"):
-                self.dataset.set_epoch(epoch)
-            return {name: self._open_one(name, epoch, saved.get(name)) for name in self._names()}
-
-    def _open_one(self, name: str, epoch: int, saved: State | None) -> "_Stream":
-        count = self.lanes.count
-        if self._has_lanes:
-            lane = int(name)
-            return _Stream(
-                lambda: self.dataset.lane(lane, count, epoch),
-                lambda n: key_of(self.seed, "sample", epoch, lane, n),
-                key_of(self.seed, "stream", epoch, lane),
-                f"lane {lane}, epoch {epoch}",
-                saved,
-            )
-        return _Stream(
-            lambda: self.dataset,
-            lambda n: key_of(self.seed, "sample", epoch, n % count, n // count),
-            key_of(self.seed, "stream", epoch),
-            f"epoch {epoch}",
-            saved,
-        )
-
-    def _take(self, streams: Mapping[str, "_Stream"]) -> list[list[Any]]:
-        """The next batch's samples of each of this rank's lanes: fewer where a stream has ended."""
-        with undisturbed_streams():
-            if self._has_lanes:
-                lane_batch = self.global_batch // self.lanes.count
-                return [streams[name].take(lane_batch) for name in self._names()]
-            samples = streams[_WHOLE].take(self.global_batch)
-            return [samples[lane :: self.lanes.count] for lane in self._own]
-
-    def _collated(self, epoch: int, samples: list[list[Any]]) -> tuple[LaneBatch, ...]:
-        lanes = []
-        for lane, part in zip(self._own, samples, strict=True):
-            with explained(f"collating {len(part)} samples (epoch {epoch}, lane {lane})"):
-                lanes.append(LaneBatch(lane, self._collate(part) if part else None, len(part), None))
-        return tuple(lanes)
 
     def _explain_empty(self, epoch: int, size: int) -> str:
         gave = "no sample" if size == 0 else f"too few samples for a batch of global_batch={self.global_batch}"
@@ -183,58 +153,6 @@ def agreed(own: int, how: Operation, world: World) -> int:
         return own
     device = world.device if world.backend == "nccl" else torch.device("cpu")
     return int(all_reduce(torch.tensor([own], device=device), how))
-
-
-class _Stream:
-    """One iterator of a data set, read with keyed randomness, and how far it has been read."""
-
-    def __init__(
-        self,
-        start: Callable[[], Iterable[Any]],
-        key_of_sample: Callable[[int], int],
-        key: int,
-        place: str,
-        saved: State | None,
-    ) -> None:
-        seed_cpu_streams(key)
-        self._iterator = iter(start())
-        self._key_of_sample = key_of_sample
-        self._place = place
-        self._taken = 0
-        self._has_ended = False
-        if saved is not None:
-            self._restore(saved)
-
-    def take(self, count: int) -> list[Any]:
-        """Up to `count` samples, fewer only at the stream's end."""
-        samples: list[Any] = []
-        while len(samples) < count and not self._has_ended:
-            seed_cpu_streams(self._key_of_sample(self._taken))
-            with explained(f"reading sample {self._taken} of an iterable data set ({self._place})"):
-                try:
-                    samples.append(next(self._iterator))
-                    self._taken += 1
-                except StopIteration:
-                    self._has_ended = True
-        return samples
-
-    def state(self) -> State:
-        state: State = {"taken": self._taken}
-        if hasattr(self._iterator, "state_dict"):
-            state["state"] = self._iterator.state_dict()
-        return state
-
-    def _restore(self, saved: State) -> None:
-        if "state" in saved:
-            if not hasattr(self._iterator, "load_state_dict"):
-                raise UserError(f"{self._place}: the saved state needs an iterator with load_state_dict")
-            self._iterator.load_state_dict(saved["state"])
-            self._taken = saved["taken"]
-        elif len(self.take(saved["taken"])) < saved["taken"]:
-            raise UserError(
-                f"{self._place}: the stream ends after {self._taken} samples, but {saved['taken']} had been taken: "
-                "the data has changed"
-            )
 
 
 def merge_states(states: Sequence[State]) -> State:

@@ -3,16 +3,21 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from lockstep.data.samples import LaneRequest, Source
 from lockstep.errors import UserError
 from lockstep.world.world import World
 
 WorkerInit: TypeAlias = Callable[[int], None]
+
+
+class Fetches(Protocol):
+    """Answers requests; a copy of it does so in each worker process."""
+
+    def fetch(self, request: Any) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -27,17 +32,18 @@ class Workers:
             raise UserError(f"workers={self.count}: expected 0 (this process fetches) or more")
 
     @contextmanager
-    def fetched(
-        self, source: Source, requests: Iterable[LaneRequest], ahead: int, world: World
-    ) -> Iterator[Iterator[Any]]:
-        """What `source` has for each request, `ahead` of them in advance; workers end with the context."""
+    def fetched(self, source: Fetches, requests: Iterable[Any], ahead: int, world: World) -> Iterator[Iterator[Any]]:
+        """What `source` has for each request, `ahead` of them in advance; workers end with the context.
+
+        Requests go to the workers in turn: the k-th of them to worker k mod `count`.
+        """
         if self.count == 0:
             yield map(source.fetch, requests)
             return
         results = iter(
             DataLoader(
-                _Lanes(source),
-                batch_size=None,  # a request is a whole lane, and its answer is collated already
+                _Answers(source),
+                batch_size=None,  # a request is for whole lanes, and its answer is collated already
                 sampler=requests,
                 collate_fn=_as_it_is,
                 num_workers=self.count,
@@ -54,15 +60,15 @@ class Workers:
             results._shutdown_workers()  # type: ignore[attr-defined]
 
 
-class _Lanes(Dataset[Any]):
+class _Answers(Dataset[Any]):
     """A source as torch's DataLoader sees it: requests are the indices."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Fetches) -> None:
         self._source = source
 
-    def __getitem__(self, request: LaneRequest) -> Any:
+    def __getitem__(self, request: Any) -> Any:
         return self._source.fetch(request)
 
 
-def _as_it_is(lane: Any) -> Any:
-    return lane  # torch's default would turn numpy arrays into tensors, which in-process fetching does not
+def _as_it_is(answer: Any) -> Any:
+    return answer  # torch's default would turn numpy arrays into tensors, which in-process fetching does not

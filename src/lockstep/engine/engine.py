@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import Parameter
 
 from lockstep.engine.table import Terms
@@ -74,6 +74,21 @@ class BackwardPasses:
     def close_lane(self) -> None:
         if self.count and not self._is_complete:
             raise UserError("the lane's last backward pass said more=True, but none followed")
+
+
+def all_parameters(models: Sequence[nn.Module]) -> list[Parameter]:
+    """Each once, where models share some."""
+    return list(dict.fromkeys(parameter for model in models for parameter in model.parameters()))
+
+
+def inputs_for(parameters: Sequence[Parameter], among: Sequence[Parameter]) -> Sequence[Parameter] | None:
+    """What to name to autograd, so that it leaves the gradients of the others alone.
+
+    None where there are no others that take gradients: to be given every parameter makes autograd slower.
+    """
+    if len(parameters) == len(among) or len(parameters) == sum(parameter.requires_grad for parameter in among):
+        return None
+    return parameters
 
 
 def require_no_gradients(parameters: Sequence[Parameter]) -> None:

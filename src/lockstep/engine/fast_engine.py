@@ -2,9 +2,15 @@
 
 The same samples and the same normalisation as in lockstep mode; sums are taken in whatever order is fastest, so the
 bits may follow the number of ranks.
+
+[Note: several terms] A loss of one term is divided by its count where gradients are summed between ranks. With several
+terms, each has a count of its own, and those of all ranks are known in a rank's last lane at the earliest. Until then
+every term has gradients of its own: a backward pass for each term in each earlier lane, and as many gradient buffers.
+In the last lane one backward pass of all terms is enough, but it waits for the other ranks' counts before it begins.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -15,10 +21,9 @@ from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.data.lanes import Lanes
-from lockstep.engine.engine import BackwardPasses
-from lockstep.engine.gradients import Scale, scale_gradients
+from lockstep.engine.engine import BackwardPasses, all_parameters, inputs_for
+from lockstep.engine.gradients import Gradients, Scale, add_gradients, scale_gradients
 from lockstep.engine.table import LaneTable, Terms
-from lockstep.errors import UserError
 from lockstep.world.collectives import broadcast
 from lockstep.world.world import World
 
@@ -31,7 +36,7 @@ class FastEngine:
         self.lanes = lanes
         self.last_lane = lanes.of(world.rank)[-1]
         self._models = models
-        self._num_parameters = len({parameter for model in models for parameter in model.parameters()})
+        self._all_parameters = all_parameters(models)
         self._find_unused_parameters = find_unused_parameters
         self._replicas: dict[tuple[int, ...], _Replicas] = {}
 
@@ -39,7 +44,7 @@ class FastEngine:
         key = tuple(map(id, parameters))
         if key not in self._replicas:
             self._replicas[key] = _Replicas(parameters, self.world, self._find_unused_parameters)
-        return FastPass(self, parameters, self._replicas[key], only_these=len(parameters) < self._num_parameters)
+        return FastPass(self, parameters, inputs_for(parameters, self._all_parameters), self._replicas[key])
 
     def close(self, *, abandon: bool = False) -> None:  # noqa: ARG002  (there is nothing that others wait for)
         self._replicas = {}
@@ -60,15 +65,20 @@ class FastPass:
     """One pass over this rank's lanes: gradients pile up in `.grad`, and the last backward pass shares them."""
 
     def __init__(
-        self, engine: FastEngine, parameters: Sequence[Parameter], replicas: "_Replicas", *, only_these: bool
+        self,
+        engine: FastEngine,
+        parameters: Sequence[Parameter],
+        inputs: Sequence[Parameter] | None,
+        replicas: "_Replicas",
     ) -> None:
         self._engine = engine
         self._parameters = parameters
-        self._inputs = parameters if only_these else None
+        self._inputs = inputs
         self._replicas = replicas
         self._table = LaneTable(engine.lanes.count, engine.world.device)
         self._rows: Tensor | None = None  # of the table, on their way to the other ranks
         self._work: dist.Work | None = None
+        self._by_term: list[Gradients] = []  # where there are several, until all counts are known
         self._is_shared = False
         self._passes = BackwardPasses()
         for parameter in parameters:
@@ -81,13 +91,15 @@ class FastPass:
 
     def backward(self, terms: Terms, *, more: bool, retain_graph: bool = False) -> None:
         self._passes.add(len(terms), more=more)
-        if len(terms) > 1:
-            raise UserError("a loss of several terms needs determinism=lockstep: in fast mode add them up")
         self._table.record(self._lane, terms)
-        ((loss_sum, _),) = terms.values()
+        losses = [loss_sum for loss_sum, _ in terms.values()]
         if not more and self._lane == self._engine.last_lane:
-            loss_sum = self._synchronising(loss_sum)
-        torch.autograd.backward(loss_sum, retain_graph=retain_graph, inputs=self._inputs)
+            loss_sum = self._synchronising(losses)
+            torch.autograd.backward(loss_sum, retain_graph=retain_graph, inputs=self._inputs)
+        elif len(losses) == 1:
+            torch.autograd.backward(losses, retain_graph=retain_graph, inputs=self._inputs)
+        else:
+            self._backward_by_term(losses, retain_graph)
 
     def close_lane(self) -> None:
         self._passes.close_lane()
@@ -95,13 +107,15 @@ class FastPass:
     def end(self) -> None:
         if not self._is_shared:  # the last lane was empty: take part all the same
             nothing = torch.stack([(parameter * 0).sum() for parameter in self._parameters]).sum()
-            self._synchronising(nothing).backward()  # type: ignore[no-untyped-call]
+            self._synchronising([nothing]).backward()  # type: ignore[no-untyped-call]
 
     def finish(self) -> None:
         self._engine.share_buffers()
-        if self._engine.world.size == 1:
+        if self._rows is not None and self._rows.is_cpu:  # reading it would make a GPU wait, in every step
+            self._table.check_names()
+        if self._engine.world.size == 1 and len(self._table.names) == 1:
             gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-            scale_gradients(gradients, self._scale())
+            scale_gradients(gradients, self._scale(0))
 
     def loss(self) -> Tensor:
         return self._table.loss()
@@ -112,20 +126,48 @@ class FastPass:
     def nonfinite_lanes(self) -> list[int]:
         return self._table.nonfinite_lanes()
 
-    def _synchronising(self, loss_sum: Tensor) -> Tensor:
+    def _backward_by_term(self, losses: Sequence[Tensor], retain_graph: bool) -> None:
+        """[Note: several terms] Terms take turns on `.grad`, where autograd adds to what a term has so far."""
+        self._by_term = self._by_term or [[None] * len(self._parameters) for _ in losses]
+        for number, loss_sum in enumerate(losses):
+            self._put(self._by_term[number])
+            retains = retain_graph or number < len(losses) - 1
+            torch.autograd.backward(loss_sum, retain_graph=retains, inputs=self._inputs)
+            self._by_term[number] = [parameter.grad for parameter in self._parameters]
+
+    def _synchronising(self, losses: Sequence[Tensor]) -> Tensor:
         """All counts of this rank are known here: ask for the other ranks', to wait for them when they are needed."""
         if self._engine.world.size > 1:
             self._rows = self._table.local()
             self._work = dist.all_reduce(self._rows, async_op=True)
         self._is_shared = True
-        return self._replicas.synchronising(loss_sum, self._scale)
+        if len(self._table.names) <= 1:
+            return self._replicas.synchronising(losses[0], partial(self._scale, 0))
+        self._put_scaled_sum()
+        if len(losses) == 1:  # the last lane was empty
+            return self._replicas.synchronising(losses[0], None)
+        scaled = [loss_sum.reshape(()) * self._scale(term).to(loss_sum) for term, loss_sum in enumerate(losses)]
+        return self._replicas.synchronising(torch.stack(scaled).sum(), None)
 
-    def _scale(self) -> Tensor:
+    def _put_scaled_sum(self) -> None:
+        """The gradients of the earlier lanes, each term's over its count, for the last backward pass to add to."""
+        total: Gradients = [None] * len(self._parameters)
+        for term, gradients in enumerate(self._by_term):
+            scale_gradients([gradient for gradient in gradients if gradient is not None], self._scale(term))
+            total = add_gradients(total, gradients)
+        self._by_term = []
+        self._put(total)
+
+    def _put(self, gradients: Gradients) -> None:
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+            parameter.grad = gradient
+
+    def _scale(self, term: int) -> Tensor:
         if self._work is not None and self._rows is not None:
             self._work.wait()
             self._table.complete(self._rows)
             self._work = None
-        return self._table.scale(0)
+        return self._table.scale(term)
 
 
 class _Outside(nn.Module):
@@ -157,16 +199,16 @@ class _Replicas:
             ddp.register_comm_hook(None, self._scale_and_sum)
             self._ddp = ddp
 
-    def synchronising(self, loss_sum: Tensor, scale: Scale) -> Tensor:
-        """The same loss; its backward pass leaves the gradients scaled and summed over all ranks."""
+    def synchronising(self, loss_sum: Tensor, scale: Scale | None) -> Tensor:
+        """The same loss; its backward pass leaves the gradients summed over all ranks, and scaled by `scale`."""
         self._scale = scale
         shared: Tensor = self._ddp(loss_sum)
         return shared
 
     def _scale_and_sum(self, _state: object, bucket: GradBucket) -> Future[Tensor]:
-        assert self._scale is not None
         flat = bucket.buffer()
-        scale_gradients([flat], self._scale())
+        if self._scale is not None:
+            scale_gradients([flat], self._scale())
         work = dist.all_reduce(flat, async_op=True)
         assert work is not None
         summed: Future[Tensor] = work.get_future().then(lambda future: future.value()[0])

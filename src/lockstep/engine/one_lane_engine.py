@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from lockstep.engine.engine import BackwardPasses, require_no_gradients
+from lockstep.engine.engine import BackwardPasses, all_parameters, inputs_for, require_no_gradients
 from lockstep.engine.finite import all_finite
 from lockstep.engine.gradients import scale_gradients
 from lockstep.engine.table import Count, Terms, as_count, nonzero
@@ -23,12 +23,11 @@ _MAX_RECIPROCALS = 1024
 class OneLaneEngine:
     def __init__(self, world: World, models: Sequence[nn.Module]) -> None:
         self.world = world
-        self._all_parameters = list(dict.fromkeys(p for model in models for p in model.parameters()))
+        self._all_parameters = all_parameters(models)
         self._reciprocals: dict[tuple[float, torch.dtype, int], Tensor] = {}
 
     def start_pass(self, parameters: Sequence[Parameter]) -> "OneLanePass":
-        only_these = len(parameters) < len(self._all_parameters)
-        return OneLanePass(self, parameters, only_these)
+        return OneLanePass(self, parameters, inputs_for(parameters, self._all_parameters))
 
     def reciprocal(self, loss_sum: Tensor, count: Count) -> Tensor:
         """1 / count, like the loss. Counts come again and again, so the tensors are kept."""
@@ -46,10 +45,12 @@ class OneLaneEngine:
 
 
 class OneLanePass:
-    def __init__(self, engine: OneLaneEngine, parameters: Sequence[Parameter], only_these: bool) -> None:
+    def __init__(
+        self, engine: OneLaneEngine, parameters: Sequence[Parameter], inputs: Sequence[Parameter] | None
+    ) -> None:
         self._engine = engine
         self._parameters = parameters
-        self._inputs = parameters if only_these else None
+        self._inputs = inputs
         self._passes = BackwardPasses()
         self._sums: list[Tensor] = []
         self._counts: list[Count] = []

@@ -13,7 +13,7 @@ from lockstep.data.lanes import Lanes
 from lockstep.engine.buckets import make_buckets
 from lockstep.engine.buffers import LaneBuffers, Rule
 from lockstep.engine.channel import Channel, Job
-from lockstep.engine.engine import BackwardPasses, require_no_gradients
+from lockstep.engine.engine import BackwardPasses, all_parameters, inputs_for, require_no_gradients
 from lockstep.engine.exchange import choose_exchange
 from lockstep.engine.gradients import GradientTree, ManyRanksGradients, OneRankGradients, Scale, add_gradients
 from lockstep.engine.table import LaneTable, Terms
@@ -45,15 +45,12 @@ class TreeEngine:
         self.exchange = None if self.channel is None else choose_exchange(self.channel, world.rank, lanes)
         self.buffers = LaneBuffers(models, buffer_rules)
         self._bucket_bytes = bucket_bytes
-        self._all_parameters = list(dict.fromkeys(p for model in models for p in model.parameters()))
+        self._all_parameters = all_parameters(models)
         self._trees: dict[tuple[int, ...], list[GradientTree]] = {}
 
     def start_pass(self, parameters: Sequence[Parameter]) -> "TreePass":
         """Gradients of these parameters; those of other parameters are left alone."""
-        only_these = len(parameters) < len(self._all_parameters) and len(parameters) < sum(
-            parameter.requires_grad for parameter in self._all_parameters
-        )
-        return TreePass(self, parameters, only_these)
+        return TreePass(self, parameters, inputs_for(parameters, self._all_parameters))
 
     def trees(self, parameters: Sequence[Parameter], num_terms: int) -> list[GradientTree]:
         """A tree for each term of the loss."""
@@ -84,10 +81,10 @@ class TreeEngine:
 class TreePass:
     """One pass over this rank's lanes."""
 
-    def __init__(self, engine: TreeEngine, parameters: Sequence[Parameter], only_these: bool) -> None:
+    def __init__(self, engine: TreeEngine, parameters: Sequence[Parameter], inputs: Sequence[Parameter] | None) -> None:
         self._engine = engine
         self._parameters = parameters
-        self._inputs = parameters if only_these else None
+        self._inputs = inputs
         self._table = LaneTable(engine.lanes.count, engine.carrier)
         self._table_job: Job | None = None
         self._buffers_job: Job | None = None

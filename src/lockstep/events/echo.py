@@ -1,8 +1,11 @@
 """The plainest way to show a run: one line an event on standard output. For loops of one's own."""
 
 import sys
+import textwrap
 
 from lockstep.events.event import Event
+
+_WIDEST = 200  # characters of a value: a logged text may be a page
 
 
 class Echo:
@@ -23,4 +26,4 @@ def _short(value: object) -> str:
         return f"{value:.6g}"
     if isinstance(value, dict):
         return " ".join(f"{name} {_short(element)}" for name, element in value.items())
-    return str(value)
+    return textwrap.shorten(str(value), _WIDEST, placeholder=" …")

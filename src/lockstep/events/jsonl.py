@@ -47,13 +47,26 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def newest_attempts(events: Iterable[Event]) -> list[Event]:
-    """After a kill steps repeat: keep, for each (kind, step), what the highest attempt said, in order of step."""
+    """After a kill steps repeat: keep, for each (kind, step), all that the highest attempt said, in order of step."""
     newest: dict[tuple[str, int], Event] = {}
     for event in events:
         key = (event["kind"], event["step"])
-        if key not in newest or event["attempt"] >= newest[key]["attempt"]:
+        known = newest.get(key)
+        if known is None or event["attempt"] > known["attempt"]:
             newest[key] = event
+        elif event["attempt"] == known["attempt"]:  # a step may say its loss, then an image, then a text
+            newest[key] = _together(known, event)
     return sorted(newest.values(), key=lambda event: (event["step"], event["t"]))
+
+
+def _together(earlier: Event, later: Event) -> Event:
+    """What both said; where they differ, the later. The images of two events are all of a step's images."""
+    inner = {
+        name: {**earlier[name], **value}
+        for name, value in later.items()
+        if isinstance(value, dict) and isinstance(earlier.get(name), dict)
+    }
+    return {**earlier, **later, **inner}
 
 
 def _ends_with_newline(path: Path) -> bool:

@@ -134,8 +134,10 @@ def _number(value: float | str) -> str:
 
 
 def _step(event: Event) -> list[str]:
-    """A loop's own values may be of any kind, or none: only the loss is for this line."""
+    """A loop's own values may be of any kind: shown here are the loss, texts, and why it was stopped."""
     lines = [f"step {event['step']:>6}  loss {_number(event['loss'])}"] if "loss" in event else []
+    for name, text in event.get("texts", {}).items():
+        lines += [f"{name}:", *(f"    {line}" for line in text.splitlines())]
     return [*lines, f"stopped: {event['stopped']}"] if "stopped" in event else lines
 
 

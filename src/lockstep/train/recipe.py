@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from lockstep.config.schema import Config
+from lockstep.metrics.tally import Part
 
 
 class Splits(NamedTuple):
@@ -32,6 +33,6 @@ class Recipe(Protocol):
         """The *sum* of the batch's losses, and how many there were."""
         ...
 
-    def metrics(self, model: nn.Module, batch: Any) -> Mapping[str, tuple[Tensor | float, int]]:
-        """For each metric its sum over the batch, and over how many samples; the first sums a run up."""
+    def metrics(self, model: nn.Module, batch: Any) -> Mapping[str, Part]:
+        """Each metric's part of the batch: a sum and a count, or one of `lockstep.metrics`. The first sums a run up."""
         ...

@@ -40,8 +40,9 @@ from lockstep.engine.tree_engine import TreeEngine
 from lockstep.errors import LockstepError, UserError
 from lockstep.events.echo import Echo
 from lockstep.events.event import Sink
+from lockstep.events.media import bounded, check_image, check_name, place_image
 from lockstep.events.run_folder import Settings
-from lockstep.metrics.tally import Tally
+from lockstep.metrics.tally import Part, Tally
 from lockstep.train.average import MovingAverage
 from lockstep.train.journal import Journal
 from lockstep.train.nonfinite import Investigator
@@ -60,7 +61,7 @@ from lockstep.world.setup import setup_distributed
 from lockstep.world.world import World
 
 Loader = LaneLoader | IterableLaneLoader | ForeignLoader
-Metrics = Callable[[Any, Any], Mapping[str, tuple[Tensor | float, int]]]
+Metrics = Callable[[Any, Any], Mapping[str, Part]]
 Module = TypeVar("Module", bound=nn.Module)
 
 logger = logging.getLogger("lockstep")
@@ -106,7 +107,6 @@ class Run:
         self._scaler: LossScaler | None = None
         self._parameters: dict[Any, list[Parameter]] = {}  # by the models they are of
         self._engine: Engine | None = None
-        self._precision = Precision(self.options.precision, self.world.device)
         self.journal = Journal(
             None if folder is None else Path(folder),
             self.world,
@@ -139,8 +139,8 @@ class Run:
     ) -> Optimizer:
         """An optimizer for these models' trainable parameters: made by a function of them, or ready-made.
 
-        `schedule`: its learning rates' course, such as `lockstep.cosine(warmup="500 steps")`, or a function from the
-        updates completed to a factor.
+        `schedule`: its learning rates' course, as in `lockstep.Schedule.cosine(warmup="500 steps")`, or a function from
+        the updates completed to a factor.
         """
         made = make if isinstance(make, Optimizer) else make(self._parameters_of(models))
         if isinstance(made, torch.optim.LBFGS):
@@ -232,9 +232,10 @@ class Run:
         """With fp16, what losses are multiplied with at present."""
         return None if self._scaler is None else self._scaler.scale
 
-    def evaluate(self, model: Any, dataset: Any, metrics: Metrics, *, batch: int = 256) -> dict[str, float]:
-        """The mean of each metric over every sample, counted once: `metrics(model, batch)` → {name: (sum, count)}.
+    def evaluate(self, model: Any, dataset: Any, metrics: Metrics, *, batch: int = 256) -> dict[str, Any]:
+        """Each metric over every sample, counted once: a float, or nested lists of numbers.
 
+        `metrics(model, batch)` → {name: (sum, count)} for means, or with others of `lockstep.metrics` as values.
         `dataset` may be a loader as well. The batches it is cut into do not depend on the number of ranks.
         """
         loader = dataset if isinstance(dataset, EvaluationLoader) else EvaluationLoader(dataset, batch, self.world)
@@ -242,21 +243,44 @@ class Run:
         were_training = [module.training for module in modules]
         tally = Tally(self.world.device)
         key = key_of(self.seed, "evaluation")
+        autocast = Precision(self.options.precision, self.world.device).autocast  # a lane's own may be entered already
         try:
             for root in _as_list(model):
                 root.eval()
-            with torch.no_grad(), undisturbed_streams(cuda=True), self._precision.autocast:
+            with torch.no_grad(), undisturbed_streams(cuda=True), autocast:
                 for chunk in loader:
                     seed_streams(derived(key, chunk.chunk))  # what a metric draws must not depend on who draws it
                     tally.add(chunk.chunk, metrics(model, chunk.data))
         finally:
             for module, was_training in zip(modules, were_training, strict=True):
                 module.training = was_training
-        return tally.means(loader.num_chunks)
+        return tally.results()
 
     def log(self, **values: Any) -> None:
         """Put values into the run's events, on rank 0; all ranks may call it."""
         self.journal.events.emit("step", self._number, **values)
+
+    def log_image(self, name: str, image: Any) -> None:
+        """Keep an image as RUN/media/NAME-STEP.png and show it in the loggers, on rank 0; all ranks may call it.
+
+        A tensor or array of uint8, or of floats from 0 to 1 (what lies outside is clipped): height × width,
+        height × width × 3, 3 × height × width or 1 × height × width. Without a folder it is not kept.
+        """
+        check_image(name, image)  # on every rank, so that a mistake ends all of them alike
+        folder = self.journal.folder
+        if not self.world.is_main or not self.journal.is_open or folder is None:
+            return
+        try:
+            path = place_image(folder.path, name, self._number, image)
+        except OSError as error:
+            logger.warning("image %r of step %d could not be written: %s", name, self._number, error)
+            return
+        self.journal.events.emit("step", self._number, images={name: path})
+
+    def log_text(self, name: str, text: str) -> None:
+        """Put a text into the run's events and show it in the loggers, on rank 0; all ranks may call it."""
+        check_name(name)
+        self.journal.events.emit("step", self._number, texts={name: bounded(text)})
 
     def state(self) -> dict[str, Tensor]:
         """Every tensor that training changes, under a name that says what it is."""
@@ -325,7 +349,7 @@ class Run:
             self._engine,
             lane_key=key_of(self.seed, "lane"),
             update_key=key_of(self.seed, "update") if loader.lanes.count > 1 else None,
-            precision=self._precision,
+            precision=Precision(self.options.precision, self.world.device),
             updater=self._make_updater(length),
             investigator=Investigator(self.options.on_nonfinite, loader.lanes, self._names(), self._tell_incident),
             parameters=self._parameters_of,

@@ -53,9 +53,7 @@ class Schedule:
             raise UserError(f"schedule: expected one of {', '.join(_KINDS)}, got {self.kind!r}{hint}")
         for name, duration in (("length", self.length), ("every", self.every)):
             if duration is not None and not duration.number:
-                raise UserError(f"schedule: {name}={duration}: expected more than none")
-        if self.kind == "step" and self.every is None:
-            raise UserError("schedule: step needs every=, as in every='30 epochs'")
+                raise UserError(f"schedule: {name}={duration}: expected a duration greater than 0")
         if not (isfinite(self.final) and self.final >= 0):
             raise UserError(f"schedule: final={self.final}: expected a number of at least 0")
         if not 0 < self.factor <= 1:
@@ -134,7 +132,8 @@ def _fall(shape: Callable[[float], float], schedule: Schedule, warmup: int, run:
 
 
 def _step(schedule: Schedule, warmup: int, run: RunLength) -> Factor:
-    assert schedule.every is not None
+    if schedule.every is None:
+        raise UserError("schedule: step needs every=, as in every='30 epochs'")
     every = schedule.every.in_steps(run, "schedule: every")
     return lambda completed: float(schedule.factor ** ((completed - warmup) // every))
 

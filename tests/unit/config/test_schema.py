@@ -8,15 +8,19 @@ import pytest
 from pydantic import BaseModel, Field, FilePath, ValidationError, field_validator
 
 from lockstep.config.draft import read
+from lockstep.config.duration import Duration
+from lockstep.config.resolved import digest, dump
 from lockstep.config.schema import (
     BatchConfig,
     Config,
     Count,
     Flag,
     Frozen,
+    GroupConfig,
     NonNegative,
     OptimConfig,
     Positive,
+    ScheduleConfig,
     Section,
     Whole,
 )
@@ -170,7 +174,21 @@ def test_smallest_config_has_documented_defaults(write: Write) -> None:
         epochs=3,
         steps=None,
         batch=BatchConfig(global_batch=64),
-        optim=OptimConfig(name="adamw", lr=1e-3, weight_decay=0.0, momentum=0.9),
+        optim=OptimConfig(
+            name="adamw",
+            lr=1e-3,
+            lr_scaling="none",
+            base_batch=None,
+            weight_decay=0.0,
+            momentum=0.9,
+            nesterov=False,
+            betas=(0.9, 0.999),
+            eps=1e-8,
+            groups=(),
+        ),
+        schedule=ScheduleConfig(
+            kind="constant", warmup=Duration.parse(0), length=None, final=0.0, every=None, factor=0.1
+        ),
         device="auto",
         threads=1,
         use_ddp=True,
@@ -325,3 +343,59 @@ def test_schema_that_json_cannot_describe_still_loads(write: Write) -> None:
         "run.yaml:2: opaque: expected callable, got 3",
         "run.yaml:1: size: expected a whole number, got 'x'",
     ]
+
+
+def test_schedule_speaks_of_steps_epochs_and_samples(write: Write) -> None:
+    text = "schedule: {kind: step, warmup: 5e2, length: 0.50 epochs, every: 1e6 samples, factor: 0.5}\n"
+    config = Config.from_file(write(VALID + text))
+    schedule = config.schedule
+    assert list(map(str, (schedule.warmup, schedule.length, schedule.every))) == [
+        "500 steps",
+        "0.5 epochs",
+        "1000000 samples",
+    ]
+    assert Config.from_file(write(dump(config))) == config
+    same = Config.from_file(write(VALID + text), ["schedule.warmup=500 steps", "schedule.length=.5 epoch"])
+    assert digest(same) == digest(config)
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        (
+            "schedule.warmup=5 weeks",
+            "schedule.warmup: expected a duration, as in 500 steps, 2 epochs or 1e6 samples, got '5 weeks'",
+        ),
+        ("schedule.warmup=1.5 steps", "schedule.warmup: expected a whole number of steps, got '1.5 steps'"),
+        ("schedule.length=0 epochs", "schedule.length: expected a duration greater than 0, got 0 epochs"),
+        ("schedule={kind: step}", "schedule.every: kind step needs a duration, as in 30 epochs"),
+        ("schedule={kind: step, every: 0}", "schedule.every: expected a duration greater than 0, got 0 steps"),
+        ("schedule.factor=2", "schedule.factor: expected a number greater than 0 and of at most 1, got 2"),
+        ("schedule.final=-1", "schedule.final: expected a number of at least 0, got -1"),
+        (
+            "schedule.kind=cosin",
+            "schedule.kind: expected one of constant, linear, cosine, step, got 'cosin'; did you mean cosine?",
+        ),
+        (
+            "optim.lr_scaling=linear",
+            "optim.base_batch: lr_scaling linear needs the global batch that lr was found at",
+        ),
+        ("optim={nesterov: true, momentum: 0}", "optim.nesterov: needs a momentum greater than 0"),
+        ("optim.betas=[0.9, 1.0]", "optim.betas[1]: expected a number of at least 0 and less than 1, got 1.0"),
+        ("optim.groups=[{match: a}, {mach: b}]", "optim.groups[1].match: missing; expected text"),
+        (
+            "optim.groups=[{match: a, lr_factor: -1}]",
+            "optim.groups[0].lr_factor: expected a number of at least 0, got -1",
+        ),
+    ],
+)
+def test_a_wrong_schedule_or_optimizer_is_one_line(write: Write, override: str, problem: str) -> None:
+    first = problems_of(write(VALID + "optim: {}\n"), [override])[0]
+    assert first.partition(": ")[2] == problem
+
+
+def test_scaling_and_groups_are_read(write: Write) -> None:
+    text = "optim: {lr_scaling: sqrt, base_batch: 32, groups: [{match: '*.bias', lr_factor: 0.1, weight_decay: 0}]}\n"
+    optim = Config.from_file(write(VALID + text)).optim
+    assert (optim.lr_scaling, optim.base_batch) == ("sqrt", 32)
+    assert optim.groups == (GroupConfig(match="*.bias", lr_factor=0.1, weight_decay=0.0),)

@@ -25,7 +25,7 @@ from lockstep.data.sampler import DistributedSampler
 from lockstep.errors import UserError
 from lockstep.world.world import World
 from tests.unit.data.test_iterable import Plain
-from tests.unit.data.test_workers import Initialised, mark
+from tests.unit.data.test_workers import Initialised, children, mark
 
 SET = TensorDataset(torch.arange(20))
 
@@ -91,13 +91,15 @@ def test_collate_function_and_workers_are_kept() -> None:
     assert next(loader.batches()).lanes[0].data.tolist() == [0]
 
 
-def test_an_iterable_data_set_is_read_by_lanes(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_iterable_data_set_is_read_by_lanes_and_its_workers() -> None:
     loader = rebuild(DataLoader(Plain(22), 8, drop_last=True), World(), seed=1)
     assert isinstance(loader, IterableLaneLoader)
     assert (loader.global_batch, loader.tail, loader.lanes.count) == (8, "drop", 8)
-    assert not caplog.records
-    rebuild(DataLoader(Plain(22), 8, num_workers=1), World(), seed=1)
-    assert "num_workers=1 is not used" in caplog.text
+    before = children()
+    batches: Any = rebuild(DataLoader(Plain(22), 8, num_workers=1), World(), seed=1).batches()
+    next(batches)
+    assert len(children()) == len(before) + 1
+    batches.close()
 
 
 class Own(Sampler[int]):

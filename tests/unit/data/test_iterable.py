@@ -294,7 +294,8 @@ def test_resuming_at_an_epochs_end_is_no_empty_epoch() -> None:
     [
         ({"tail": "pad"}, "tail='pad' needs a data set with a length: use 'drop' or 'short'"),
         ({"tail": "wrap"}, "tail='wrap': expected one of"),
-        ({"workers": 2}, "workers=2: .* use workers=0"),
+        ({"workers": -1}, r"workers=-1: expected 0 \(this process fetches\) or more"),
+        ({"prefetch": 0}, "prefetch=0: expected 1 or more global batches"),
         ({"lanes": 16}, "global_batch=8 cannot be cut into lanes=16"),
         ({"lanes": 3}, "lanes=3: expected a power of two"),
     ],

@@ -63,3 +63,15 @@ def test_readers_keep_the_highest_attempt_of_a_step() -> None:
 
 def test_no_sinks_means_silence() -> None:
     Events().emit("step", 1, loss=object())
+
+
+def test_all_that_an_attempt_said_of_a_step_is_kept() -> None:
+    envelope = {"t": 0.0, "kind": "step", "step": 3}
+    said = [
+        envelope | {"attempt": 1, "loss": 0.5, "note": "old"},
+        envelope | {"attempt": 2, "loss": 0.25},
+        envelope | {"attempt": 2, "images": {"a": "media/a-3.png"}},
+        envelope | {"attempt": 2, "images": {"b": "media/b-3.png"}},
+    ]
+    images = {"a": "media/a-3.png", "b": "media/b-3.png"}
+    assert newest_attempts(said) == [envelope | {"attempt": 2, "loss": 0.25, "images": images}]

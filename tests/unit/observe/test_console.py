@@ -94,3 +94,24 @@ def test_json_is_the_events_themselves() -> None:
 
 def test_quiet_is_silent() -> None:
     assert console_for(io.StringIO(), quiet=True) == []
+
+
+def test_a_step_tells_its_loss_its_texts_and_why_it_was_the_last() -> None:
+    step = {"t": 0.0, "attempt": 1, "step": 3, "kind": "step"}
+    assert describe(step | {"loss": 0.5}) == ["step      3  loss 0.5000"]
+    assert describe(step | {"texts": {"sample": "two\nlines"}}) == ["sample:", "    two", "    lines"]
+    assert describe(step | {"stopped": "no progress"}) == ["stopped: no progress"]
+    assert describe(step | {"images": {"a": "media/a-3.png"}}) == []
+
+
+def test_metrics_that_are_no_numbers_are_left_to_the_folder() -> None:
+    event = {"t": 0.0, "attempt": 1, "step": 3, "kind": "eval", "epoch": 1}
+    (line,) = describe(event | {"metrics": {"accuracy": 0.5, "confusion": [[1, 2], [3, 4]], "r2": "nan"}})
+    assert line.endswith("test: accuracy 0.5000  r2 nan")
+
+
+def test_an_incident_and_the_best_checkpoint_are_told() -> None:
+    event = {"t": 0.0, "attempt": 1, "step": 3}
+    assert describe(event | {"kind": "incident", "text": "lane 2 has a NaN"}) == ["lane 2 has a NaN"]
+    assert describe(event | {"kind": "checkpoint", "path": "a", "is_best": True}) == ["saved a, the best so far"]
+    assert describe(event | {"kind": "checkpoint", "path": "a"}) == ["saved a"]

@@ -1,5 +1,6 @@
 """The trainer on one process: it learns, counts, and asks the world for a device only where the script named none."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -8,10 +9,13 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import lockstep
 from lockstep.errors import UserError
 from lockstep.events.event import Event
 from lockstep.events.jsonl import read_lines
+from lockstep.train import model_registry
 from lockstep.train.run import Run
+from lockstep.train.schedule import Schedule
 from lockstep.train.trainer import Trainer
 from lockstep.world.world import World
 
@@ -125,3 +129,65 @@ def test_evaluation_is_in_evaluation_mode() -> None:
     trainer.model.train()
     trainer.evaluate(loader())
     assert set(modes) == {False}
+
+
+def test_a_config_file_a_model_by_name_and_a_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_registry, "_models", {})
+
+    @lockstep.register_model("line")
+    class Line(nn.Module):
+        def __init__(self, config: lockstep.Config) -> None:
+            super().__init__()
+            self.layer = nn.Linear(config.model.inputs, 1)
+
+        def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"loss": F.mse_loss(self.layer(inputs), targets)}
+
+    (tmp_path / "config.yaml").write_text("epochs: 30\nbatch: {global: 4}\nmodel: {name: line, inputs: 1}\n")
+    config = lockstep.Config.from_file(tmp_path / "config.yaml", ["epochs=40"])
+    model = lockstep.get_model(config.model.name)(config)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    history = lockstep.Trainer(model, optimizer, device="cpu").train(loader(), loader(), epochs=config.epochs)
+    assert len(history) == 40
+    assert history[-1]["loss"] < 1e-3 < history[0]["loss"]
+
+
+def test_the_history_is_saved_and_strict_json_even_with_a_nan(tmp_path: Path) -> None:
+    run = Run(tmp_path / "a", World(), sinks=[])
+    trainer = make(run=run)
+    trainer._metrics = lambda *_: {"error": (float("nan"), 1)}
+    trainer.train(loader(), loader(), epochs=2)
+    run.close()
+    entries = json.loads((tmp_path / "a" / "history.json").read_text(), parse_constant=pytest.fail)
+    assert [(entry["step"], entry["epoch"], entry["error"]) for entry in entries] == [(3, 1, "nan"), (6, 2, "nan")]
+
+
+def test_the_mean_loss_is_over_the_steps_since_the_last_evaluation() -> None:
+    told = Remember()
+    trainer = make(run=Run(None, World(), log_every=1, sinks=[told]))
+    trainer.train(loader(), epochs=2)
+    losses = [event["loss"] for event in told.events if event["kind"] == "step"]
+    assert [entry["train_loss"] for entry in trainer.history] == pytest.approx(
+        [sum(losses[:3]) / 3, sum(losses[3:]) / 3]
+    )
+
+
+def test_what_is_evaluated_is_the_average_where_there_is_one() -> None:
+    trainer = make()
+    trainer.average = trainer.run.average(trainer.model, 0.9, warmup=False)
+    trainer.train(loader(), loader(), epochs=1)
+    averaged = trainer.evaluate(loader())["error"]
+    trainer.average = None
+    assert trainer.evaluate(loader())["error"] != averaged
+    assert trainer.history[0]["error"] == averaged
+
+
+def test_steps_are_told_with_rate_and_norm() -> None:
+    told = Remember()
+    run = Run(None, World(), log_every=1, sinks=[told], clip_norm=1e-3)
+    trainer = make(run=run, schedule=Schedule.constant(warmup=4))
+    trainer.train(loader(), epochs=1)
+    steps = [event for event in told.events if event["kind"] == "step"]
+    assert [event["lr"] for event in steps] == pytest.approx([0.075, 0.15, 0.225])
+    assert all(event["gradient_norm"] > 1e-3 for event in steps)
+    assert "loss_scale" not in steps[0]

@@ -75,7 +75,7 @@ class GptRecipe:
         if config.data.sample and run.world.is_main:
             assert isinstance(model, Gpt)
             text = write(model, config.data.sample, config.data.temperature, stream(run.seed, "sample"))
-            run.log(sample=text)
+            run.log_text("sample", text)
 
 
 recipe = GptRecipe()

@@ -89,7 +89,8 @@ def train_recipe(recipe: Recipe, config: Config, world: World, folder: RunFolder
         _save(trainer)
         barrier()  # nobody is done before the result is on the disk
         if conclude := getattr(recipe, "conclude", None):
-            conclude(run, trainer.model, config)
+            with trainer.evaluated_weights():
+                conclude(run, trainer.model, config)
         digest = run.finish(metrics=metrics, folder=str(folder.path))
     except BaseException:
         run.close(abandon=True)

@@ -1,6 +1,7 @@
 """What a recipe is: a model, its data, its loss and its metrics, with a config of its own.
 
-It may also have `conclude(run, model, config)`, called on every rank after training: to show samples, for example.
+It may also have `conclude(run, model, config)`, called on every rank after training, with the weights that were
+evaluated: to show samples, for example.
 """
 
 from collections.abc import Mapping

@@ -8,7 +8,7 @@ callbacks: on_end
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -100,8 +100,12 @@ class Trainer:
 
     def evaluate(self, loader: EvaluationLoader | DataLoader[Any]) -> dict[str, Any]:
         """The metrics over all ranks' samples, each counted once."""
-        with nullcontext() if self.average is None else self.average.applied():
+        with self.evaluated_weights():
             return self.run.evaluate(self.model, loader, self._metrics)
+
+    def evaluated_weights(self) -> AbstractContextManager[None]:
+        """Inside, the model has the averaged weights, where there is an average."""
+        return nullcontext() if self.average is None else self.average.applied()
 
     def _stages(self, loader: Loader, epochs: int | None, steps: int | None, every: Duration) -> Iterator["_Stage"]:
         """Train, and stop by whenever it is time to evaluate; at the end in any case."""

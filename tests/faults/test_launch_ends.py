@@ -309,14 +309,14 @@ def test_faults_in_a_config_are_told_at_once_before_any_process_starts(tmp_path:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["train", "no-such-recipe"], "neither a file nor a built-in recipe (digits)"),
+        (["train", "no-such-recipe"], "neither a file nor a built-in recipe (digits, gpt)"),
         (["train", "missing.yaml"], "missing.yaml"),
         (["train", "digits", "-n", "two"], "-n two: expected a whole number, or auto"),
         (["run", "-n", "2", "missing.py"], "missing.py: no such script"),
         (["run", "missing.py"], "missing.py: no such script"),
         (["run", "--nnodes", "2", "missing.py"], "--nnodes 2 needs -n"),
         (["train", "digits", "recipe=json:loads"], "json:loads is not a recipe"),
-        (["train", "digits", "recipe=:x"], "expected digits or package.module:name"),
+        (["train", "digits", "recipe=:x"], "expected digits, gpt or package.module:name"),
         (["train", "digits", "--max-restarts", "2"], "--max-restarts 2 needs -n"),
         (["train", "digits", "device=mps"], "no MPS device"),
         (["train", "digits", "batch.global=5000"], "larger than the training data set"),

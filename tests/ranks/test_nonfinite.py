@@ -194,3 +194,66 @@ def test_ignoring_looks_at_nothing() -> None:
         assert text == ""
         assert [entry[0] for entry in seen] == [1, 2, 3, 4]
         assert not any(entry[1] for entry in seen)
+
+
+def calm_loss(model: nn.Module, batch: list[Tensor]) -> tuple[Tensor, int]:
+    inputs, marks, labels = batch
+    return loss(model, [inputs, torch.zeros_like(marks), labels])
+
+
+def train_two_models(world: World, first_overflows: bool) -> list[tuple[Any, ...]]:
+    """Both have their passes before the first update."""
+    torch.set_num_threads(1)
+    run = Run(None, world, sinks=[], precision="fp16")
+    first, second = run.prepare(Model(batch_norm=False)), run.prepare(Model(batch_norm=False))
+    first_steps = run.optimizer(first, lambda params: torch.optim.SGD(params, lr=0.0))
+    second_steps = run.optimizer(second, lambda params: torch.optim.SGD(params, lr=0.0))
+    seen = []
+    for step in run.open_steps(run.loader(data("overflow"), 8, lanes=4, shuffle=False), steps=2):
+        step.accumulate(loss if first_overflows else calm_loss, first)
+        step.accumulate(calm_loss, second)
+        step.update(first_steps)
+        was_skipped = step.was_skipped
+        step.update(second_steps)
+        gradients = [parameter.grad for parameter in second.parameters() if parameter.grad is not None]
+        seen.append((was_skipped, step.was_skipped, step.loss, [gradient.tolist() for gradient in gradients]))
+    run.close(abandon=True)
+    return seen
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_an_overflow_in_one_update_does_not_change_the_scale_of_anothers_gradients(num_ranks: int) -> None:
+    """The scale is another when the second update comes; its gradients are still of the old one."""
+    (calm,) = ranks(1).run(train_two_models, False)
+    for seen in ranks(num_ranks).run(train_two_models, True):
+        assert [entry[:2] for entry in seen] == [(False, False), (True, False)]
+        assert seen[1][2:] == calm[1][2:], "a power of two, so not even the last bit is another"
+
+
+class Spoils(torch.autograd.Function):
+    @staticmethod
+    def forward(_ctx: Any, value: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(_ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient * torch.nan
+
+
+def draw_after_a_skipped_step(world: World) -> float:
+    run = Run(None, world, sinks=[], on_nonfinite="skip")
+    model = run.prepare(nn.Linear(4, 3))
+    optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
+    steps = run.open_steps(run.loader(data("0"), 8, lanes=4), steps=1)
+    step = next(steps)
+    step.accumulate(lambda model, batch: (Spoils.apply(model(batch[0]).sum()), 2), model)
+    step.update(optimizer)
+    assert step.was_skipped
+    drawn = torch.rand(()).item()
+    run.close(abandon=True)
+    return drawn
+
+
+def test_looking_for_the_lane_leaves_the_streams_alone() -> None:
+    """Each rank runs its own lanes again, and what is drawn after a step is the same on all."""
+    assert len({drawn for number in (1, 2, 4) for drawn in ranks(number).run(draw_after_a_skipped_step)}) == 1

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
 from lockstep.engine.tree_engine import TreeEngine
-from lockstep.errors import LockstepError
+from lockstep.errors import LockstepError, UserError
 from lockstep.events.jsonl import read_lines
 from lockstep.testing import RanksFailed, ranks
 from lockstep.train.run import Run
@@ -340,3 +340,67 @@ def test_a_finished_run_that_goes_on_is_a_new_attempt(tmp_path: Path) -> None:
         (2, "start", 2),
         (2, "end", 4),
     ]
+
+
+class Breaks(torch.autograd.Function):
+    @staticmethod
+    def forward(_ctx: Any, value: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(_ctx: Any, _gradient: Tensor) -> Tensor:  # type: ignore[override]
+        raise RuntimeError("in the middle of a backward pass")
+
+
+def go_on_after_a_backward_pass_that_failed(world: World) -> tuple[list[str], str]:
+    run = Run(None, world, sinks=[], bucket_mb=1e-6)  # a bucket for each parameter
+    torch.set_num_threads(1)
+    first, last = nn.Linear(4, 8), nn.Linear(8, 1)
+    model = run.prepare(nn.Sequential(first, last))
+    optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
+    inputs = torch.randn(32, 4, generator=torch.Generator().manual_seed(0))
+    seen: list[str] = []
+    for step in run.open_steps(run.loader(torch.utils.data.TensorDataset(inputs), 8, lanes=4), steps=3):
+        own_lanes = iter(step.batch.lanes)
+
+        def loss(model: nn.Module, batch: list[Tensor]) -> tuple[Tensor, int]:
+            lane = next(own_lanes).lane  # noqa: B023
+            hidden = first(batch[0])
+            if step.batch.number == 1 and lane == step.batch.lanes[-1].lane:  # noqa: B023
+                hidden = Breaks.apply(hidden)
+            return last(hidden).square().sum(), len(batch[0])
+
+        try:
+            step.accumulate(loss, model)
+            step.update(optimizer)
+            seen.append(repr(step.loss))
+        except RuntimeError as error:
+            seen.append(str(error))
+    return seen, run.finish()
+
+
+def test_a_backward_pass_that_fails_everywhere_can_be_survived() -> None:
+    (alone,) = ranks(1).run(go_on_after_a_backward_pass_that_failed)
+    assert alone[0][1] == "in the middle of a backward pass" and len(alone[0]) == 4
+    for result in ranks(2).run(go_on_after_a_backward_pass_that_failed):
+        assert result == alone
+
+
+def update_after_the_loop(world: World) -> str:
+    run = Run(None, world, sinks=[])
+    model = run.prepare(nn.Linear(4, 3))
+    optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
+    step = next(iter(run.open_steps(run.loader(DATA, 16), steps=1)))  # nobody holds the loop
+    try:
+        step.accumulate(lambda model, batch: (model(batch[0]).sum(), len(batch[0])), model)
+        step.update(optimizer)
+    except UserError as error:
+        return str(error)
+    finally:
+        run.close(abandon=True)
+    return ""
+
+
+def test_a_step_whose_loop_was_left_says_so_and_does_not_wait_for_ever() -> None:
+    for text in ranks(2).run(update_after_the_loop):
+        assert "the loop that this step belongs to was left" in text

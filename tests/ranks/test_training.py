@@ -10,6 +10,7 @@ from torch import nn
 
 from lockstep.checkpoint.store import save_checkpoint
 from lockstep.config.schema import BatchConfig, Config
+from lockstep.errors import UserError
 from lockstep.events.event import Event
 from lockstep.events.run_folder import RunFolder
 from lockstep.recipes.digits.recipe import Digits, DigitsConfig
@@ -152,3 +153,18 @@ def make_a_trainer_without_a_world(world: World) -> int:
 
 def test_a_trainer_made_without_a_world_finds_the_one_it_is_in() -> None:
     assert ranks(2).run(make_a_trainer_without_a_world) == [2, 2]
+
+
+def test_a_best_model_at_the_last_step_is_saved_once(tmp_path: Path) -> None:
+    screen = Remember()
+    overrides = ["quick=true", "model.width=4", "steps=5", "best.metric=accuracy", "best.mode=max"]
+    recipe, config = load_recipe("digits", overrides)
+    outcome = train_recipe(recipe, config, World(), RunFolder(tmp_path / "run"), [screen])
+    assert screen.kinds == ["start", "step", "eval", "checkpoint", "end"]
+    assert outcome.step == 5, "a smoke run is not longer than the run"
+
+
+def test_an_accumulation_that_makes_no_power_of_two_is_told_by_its_own_name() -> None:
+    config = Config(recipe="digits", steps=1, batch=BatchConfig(per_device=8), accumulate=3)
+    with pytest.raises(UserError, match="accumulate=3 on 1 processes makes 3 lanes"):
+        global_batch(config, World())

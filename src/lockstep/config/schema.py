@@ -131,6 +131,12 @@ def _require_one(value: int | None, info: ValidationInfo, other: str, names: str
     return value
 
 
+def _require_time(value: Duration) -> Duration:
+    if not value.number:
+        raise PydanticCustomError("duration", "expected a duration greater than 0, got {value}", {"value": str(value)})
+    return value
+
+
 class BatchConfig(Frozen):
     """The batch of a step, said in one of two ways."""
 
@@ -198,11 +204,7 @@ class ScheduleConfig(Frozen):
     @field_validator("length", "every")
     @classmethod
     def _takes_time(cls, value: Duration | None) -> Duration | None:
-        if value is not None and not value.number:
-            raise PydanticCustomError(
-                "duration", "expected a duration greater than 0, got {value}", {"value": str(value)}
-            )
-        return value
+        return None if value is None else _require_time(value)
 
     @field_validator("every")
     @classmethod
@@ -290,6 +292,19 @@ class Config(Frozen):
     quick: Flag = False  # a smoke run: few steps, little data
     model: FreeForm = Section()
     data: FreeForm = Section()
+
+    @field_validator("accumulate")
+    @classmethod
+    def _says_something(cls, value: int | None, info: ValidationInfo) -> int | None:
+        batch = info.data.get("batch")
+        if value is not None and batch is not None and batch.per_device is None:
+            raise PydanticCustomError("accumulate", "goes with batch.per_device; with batch.global, lanes says it")
+        return value
+
+    @field_validator("evaluate_every")
+    @classmethod
+    def _comes_at_last(cls, value: Duration) -> Duration:
+        return _require_time(value)
 
     @field_validator("steps")
     @classmethod

@@ -83,15 +83,16 @@ class IterableLaneLoader:
     def __len__(self) -> int:
         raise TypeError("an iterable data set has no length: count steps instead of epochs")
 
-    def batches(self, start: int = 0, stop: int | None = None) -> Iterator[GlobalBatch]:
-        """The batches numbered `start` to `stop`, over all epochs; endless without a `stop`.
+    def batches(self, start: int = 0, stop: int | None = None, *, epochs: int | None = None) -> Iterator[GlobalBatch]:
+        """The batches numbered `start` to `stop`, over all epochs; endless without a `stop`. `epochs`: to the end of so
+        many, the first batch's included; nothing of a further one is asked for.
 
         If `start` is the place that the loader's state names, it begins there; if not, everything before it is read and
         thrown away. One iterator at a time: the loader's state is that of the latest.
         """
         if start < 0 or (stop is not None and stop < start):
             raise ValueError(f"batches({start}, {stop}): expected 0 <= start <= stop")
-        return moved(self._batches(start, stop), self._world.device, ahead=False)
+        return moved(self._batches(start, stop, epochs), self._world.device, ahead=False)
 
     def state_dict(self) -> State:
         if self._states is None:
@@ -111,11 +112,12 @@ class IterableLaneLoader:
         self._saved = {**state, "streams": streams}
         self._states = None
 
-    def _batches(self, start: int, stop: int | None) -> Generator[GlobalBatch, None, None]:
+    def _batches(self, start: int, stop: int | None, epochs: int | None) -> Generator[GlobalBatch, None, None]:
         saved = self.state_dict()
         if saved["number"] > start:
             saved = self._beginning()
         number, epoch, batch = saved["number"], saved["epoch"], saved["batch"]
+        last_epoch: int | None = None  # known with the first batch: the place may be an epoch's very end
         with self._reader(Place(epoch, batch, saved["streams"])) as reader:
             while stop is None or number < stop:
                 read = reader.read(epoch)
@@ -124,6 +126,8 @@ class IterableLaneLoader:
                 if size == 0 or (self.tail == "drop" and size < self.global_batch):
                     if batch == 0:
                         raise UserError(self._explain_empty(epoch, size))
+                    if epoch == last_epoch:
+                        return
                     epoch, batch = epoch + 1, 0
                     continue
                 lanes = read.lanes() if number >= start else None
@@ -131,6 +135,8 @@ class IterableLaneLoader:
                 self._states = read.states
                 self._saved = {"number": number, "epoch": epoch, "batch": batch, "num_lanes": self.lanes.count}
                 if lanes is not None:
+                    if epochs is not None and last_epoch is None:
+                        last_epoch = epoch + epochs - 1
                     yield GlobalBatch(number - 1, epoch, size, lanes)
 
     def _reader(self, start: Place) -> AbstractContextManager[Reader]:

@@ -58,7 +58,7 @@ class LaneBuffers:
         self._slots: dict[Rule, list[Slot]] = {rule: [] for rule in RULES}
         self._fixed: list[Slot] = []  # not to be changed
         unmatched = set(rules)
-        for slot in _slots_of(modules):
+        for slot in slots_of(modules):
             pattern = next((pattern for pattern in rules if fnmatchcase(slot.name, pattern)), None)
             unmatched.discard(pattern or "")
             rule = _own_rule(slot) if pattern is None else rules[pattern]
@@ -174,7 +174,8 @@ class LaneBuffers:
             offset += length
 
 
-def _slots_of(modules: Iterable[nn.Module]) -> Iterable[Slot]:
+def slots_of(modules: Iterable[nn.Module]) -> Iterable[Slot]:
+    """Each once, where modules share some."""
     seen = set()
     for root in modules:
         for path, module in root.named_modules():

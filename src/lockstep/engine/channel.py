@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lockstep.errors import UserError
 from lockstep.world.world import World
 
 T = TypeVar("T")
@@ -56,6 +57,7 @@ class Channel:
         self._stream = torch.cuda.Stream(world.device) if self._on_cuda else None  # type: ignore[no-untyped-call]
         self._scratch: dict[tuple[torch.dtype, torch.device], Tensor] = {}
         self.bytes_sent = 0
+        self._is_closed = False
 
     def submit(self, job: Callable[..., Any], *args: Any) -> Job:
         if self._stream is None:
@@ -95,6 +97,7 @@ class Channel:
         `abandon`: wait for nothing, and leave the group standing. Taking it down would break the others' connections
         first, and they would look like the cause of whatever made this rank leave.
         """
+        self._is_closed = True
         self._jobs.put(None)
         if abandon:
             return
@@ -104,6 +107,8 @@ class Channel:
             self.group = None
 
     def _enqueue(self, job: Callable[[], Any]) -> Future[Any]:
+        if self._is_closed:  # nobody would ever answer
+            raise UserError("the loop that this step belongs to was left: use it inside `for step in run.steps(…):`")
         future: Future[Any] = Future()
         self._jobs.put((future, job))
         return future

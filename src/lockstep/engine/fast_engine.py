@@ -24,6 +24,7 @@ from lockstep.data.lanes import Lanes
 from lockstep.engine.engine import BackwardPasses, all_parameters, inputs_for
 from lockstep.engine.gradients import Gradients, Scale, add_gradients, scale_gradients
 from lockstep.engine.table import LaneTable, Terms
+from lockstep.errors import UserError
 from lockstep.world.collectives import broadcast
 from lockstep.world.world import World
 
@@ -110,6 +111,8 @@ class FastPass:
             self._synchronising([nothing]).backward()  # type: ignore[no-untyped-call]
 
     def finish(self) -> None:
+        if not self._table.num_terms:
+            raise UserError("no lane had a loss: call step.backward(…) in at least one")
         self._engine.share_buffers()
         if self._rows is not None and self._rows.is_cpu:  # reading it would make a GPU wait, in every step
             self._table.check_names()

@@ -18,7 +18,8 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
 def _numbers_of(tensor: Tensor) -> Tensor:
     if tensor.is_sparse:
         tensor = tensor._values()
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    # Autograd may leave a tensor that is only marked as conjugated, of which there is no view.
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def _are_finite(tensors: list[Tensor]) -> bool:

@@ -155,6 +155,7 @@ class ManyRanksGradients(GradientTree):
 
     def begin(self) -> None:
         super().begin()
+        self._pending = None
         for sent in self._sent:
             sent.job.result()  # of a pass that no update asked for; its buffers are about to be used again
         self._sent = []

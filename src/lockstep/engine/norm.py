@@ -5,6 +5,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from lockstep.errors import UserError
+
 # The sum of squares is taken over blocks of this many elements, counted from each tensor's first, and then over the
 # blocks' sums in order: a rank that holds only some blocks can compute theirs and come to the same bits.
 _BLOCK = 1024
@@ -12,6 +14,8 @@ _BLOCK = 1024
 
 def block_squares(tensor: Tensor) -> Tensor:
     """The sum of squares of each block of a tensor, in fp64."""
+    if tensor.layout != torch.strided:
+        raise UserError("clip_norm cannot clip sparse gradients: use Embedding(…, sparse=False), or leave it out")
     flat = tensor.detach().reshape(-1)
     whole = flat.numel() // _BLOCK * _BLOCK
     blocks = [flat[:whole].view(-1, _BLOCK)] if whole else []
@@ -30,7 +34,8 @@ def global_norm(tensors: Iterable[Tensor]) -> Tensor:
 def scale_to_norm(gradients: list[Tensor], norm: Tensor, max_norm: float) -> None:
     """Scale gradients that have this norm, in place, so that it is at most `max_norm`."""
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    torch._foreach_mul_(gradients, scale)
+    if gradients:  # else no lane has used any parameter
+        torch._foreach_mul_(gradients, scale)
 
 
 def _accumulate_in(tensor: Tensor) -> torch.dtype:

@@ -25,8 +25,10 @@ class MovingAverage:
         self.decay = decay
         self.warmup = warmup
         self.num_updates = 0
-        self._names = [name for name, _ in model.named_parameters()]
-        self._parameters = [parameter for _, parameter in model.named_parameters()]
+        # Whole numbers have no mean; as parameters they are frozen.
+        averaged = {name: p for name, p in model.named_parameters() if p.is_floating_point() or p.is_complex()}
+        self._names = list(averaged)
+        self._parameters = list(averaged.values())
         self._averages = [_copied(parameter) for parameter in self._parameters]
 
     def follows(self, parameters: set[nn.Parameter]) -> bool:

@@ -52,7 +52,8 @@ class Best:
             raise UserError(f"there is no metric {self.metric!r} to judge by; known: {', '.join(numbers) or 'none'}")
         if math.isnan(value):
             return False
-        if self.value is not None and self._sign * (value - self.value) <= self._min_delta:
+        # Not `<=`: the difference of two infinities is NaN, and no improvement.
+        if self.value is not None and not self._sign * (value - self.value) > self._min_delta:
             return False
         self.step, self.value = step, value
         return True

@@ -70,23 +70,25 @@ def train_recipe(recipe: Recipe, config: Config, world: World, folder: RunFolder
         lanes_per_rank=config.lanes_per_rank,
     )
     test = EvaluationLoader(splits.test, config.evaluation_batch, world, workers=config.workers)
+    callbacks = _callbacks(config)
     trainer = Trainer(
         model,
         build_optimizer(model, config.optim, batch.size),
         recipe.loss,
         recipe.metrics,
         schedule=build_schedule(config.schedule),
-        callbacks=_callbacks(config),
+        callbacks=callbacks,
         run=run,
     )
     if config.average is not None:
         trainer.average = run.average(trainer.model, config.average.decay, warmup=config.average.warmup)
-    steps = _QUICK_STEPS if config.quick else config.steps
+    steps = min(_QUICK_STEPS, config.steps or _QUICK_STEPS) if config.quick else config.steps
     epochs = None if steps else config.epochs
     try:
         trainer.train(train, test, epochs=epochs, steps=steps, evaluate_every=config.evaluate_every)
         metrics = trainer.metrics
-        _save(trainer)
+        if not any(isinstance(each, KeepBest) and each.best.step == run.step for each in callbacks):
+            _save(trainer)  # else it has just been
         barrier()  # nobody is done before the result is on the disk
         if conclude := getattr(recipe, "conclude", None):
             with trainer.evaluated_weights():
@@ -105,7 +107,12 @@ def global_batch(config: Config, world: World) -> Batch:
     assert config.batch.per_device is not None
     if config.accumulate is None:
         return Batch(config.batch.per_device * world.size, config.lanes)
-    return Batch(config.batch.per_device * world.size * config.accumulate, world.size * config.accumulate)
+    lanes = world.size * config.accumulate
+    if lanes & (lanes - 1):
+        raise UserError(
+            f"accumulate={config.accumulate} on {world.size} processes makes {lanes} lanes: expected a power of two"
+        )
+    return Batch(config.batch.per_device * lanes, lanes)
 
 
 def _callbacks(config: Config) -> list[Callback]:

@@ -54,6 +54,11 @@ class Journal:
             self._trace.record(step, state)
 
     @property
+    def has_sinks(self) -> bool:
+        """Is anybody told besides the folder?"""
+        return bool(self._sinks)
+
+    @property
     def is_tracing(self) -> bool:
         return self._trace is not None
 

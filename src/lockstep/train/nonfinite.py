@@ -73,7 +73,10 @@ class Investigator:
             return f"the loss is not finite in {_listed([self._place(lane) for lane in lanes], ' and in ')}"
         if any(suspect.replay is None for suspect in suspects):
             return "the gradient is not finite although every lane's loss is (step.accumulate could name the lane)"
-        found = {lane: names for theirs in all_gather_object(self._found_again(suspects)) for lane, names in theirs}
+        found: dict[int, list[str]] = {}  # a lane may have been run for several models
+        for theirs in all_gather_object(self._found_again(suspects)):
+            for lane, names in theirs:
+                found.setdefault(lane, []).extend(names)
         places = [f"{self._place(lane)}, there of {_listed(found[lane])}" for lane in sorted(found)]
         return f"the gradient is not finite in {_listed(places, ' and in ')}" if places else "the gradients overflow"
 

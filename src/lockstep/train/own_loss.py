@@ -29,15 +29,19 @@ def own_loss(model: Any, batch: Any) -> Term:
         )
     count = _part(output, "count")
     if count is None:
-        count = _num_samples(batch)
+        count = num_samples(batch)
     return loss * count, count
 
 
 def _part(output: Any, name: str) -> Any:
-    return output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+    if isinstance(output, Mapping):
+        return output.get(name)
+    if isinstance(output, tuple) and name not in getattr(output, "_fields", ()):
+        return None  # tuple.count is a method
+    return getattr(output, name, None)
 
 
-def _num_samples(batch: Any) -> int:
+def num_samples(batch: Any) -> int:
     """The length of the first tensor in it."""
     parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else [batch]
     for part in parts:

@@ -25,12 +25,14 @@ from torch.utils.data import DataLoader
 
 from lockstep.config.duration import RunLength
 from lockstep.config.plain_settings import PlainSettings
+from lockstep.data.batch import GlobalBatch
 from lockstep.data.evaluation import EvaluationLoader
 from lockstep.data.foreign import ForeignLoader, rebuild
 from lockstep.data.iterable import IterableLaneLoader
 from lockstep.data.loader import LaneLoader
 from lockstep.data.order import ORDER_VERSION
 from lockstep.data.samples import is_iterable
+from lockstep.engine.buffers import slots_of
 from lockstep.engine.digest import digest, state_of, tensor_digests
 from lockstep.engine.engine import Engine
 from lockstep.engine.fast_engine import FastEngine
@@ -123,6 +125,8 @@ class Run:
         """The same module, on this rank's device, with rank 0's weights and buffers."""
         if any(isinstance(p, UninitializedParameter) for p in model.parameters()):
             raise UserError("the model has lazy modules without weights yet: run a batch through it first")
+        if any(model is prepared for prepared in self._models.values()):
+            return model
         model.to(self.world.device)
         if self.world.size > 1:
             for tensor in (*model.parameters(), *model.buffers()):
@@ -145,16 +149,24 @@ class Run:
         made = make if isinstance(make, Optimizer) else make(self._parameters_of(models))
         if isinstance(made, torch.optim.LBFGS):
             raise UserError("LBFGS evaluates the loss several times in a step, which a step of lanes does not offer")
-        self._optimizers[f"optimizer{len(self._optimizers) or ''}"] = made
+        if not any(made is known for known in self._optimizers.values()):
+            self._optimizers[f"optimizer{len(self._optimizers) or ''}"] = made
         if schedule is not None:
             self._schedules[made] = schedule
         return made
 
     def average(self, model: nn.Module, decay: float = 0.999, *, warmup: bool = True) -> MovingAverage:
-        """An exponential moving average of a model's weights, which every update of them moves on."""
+        """An exponential moving average of a prepared model's weights, which every update of them moves on."""
+        prepared = {parameter for known in self._models.values() for parameter in known.parameters()}
+        if not prepared.issuperset(model.parameters()):
+            raise UserError("run.prepare(model) comes before run.average(model): it may give the model other weights")
         made = MovingAverage(model, decay, warmup=warmup)
         self._averages[f"average{len(self._averages) or ''}"] = made
         return made
+
+    def moves(self, average: MovingAverage) -> bool:
+        """Is it one of this run's?"""
+        return any(average is own for own in self._averages.values())
 
     def loader(
         self,
@@ -192,15 +204,9 @@ class Run:
             return
         context = self._start(loader, epochs, steps)
         last_step = None if steps is None else self.step + steps
-        last_batch = None if epochs is None or not _is_sized(loader) else self.batches + epochs * len(loader)
-        last_epoch: int | None = None
         started = time.perf_counter()
         try:
-            for batch in loader.batches(self.batches, last_batch):
-                if epochs is not None and last_epoch is None:
-                    last_epoch = batch.epoch + epochs - 1
-                if last_batch is None and last_epoch is not None and batch.epoch > last_epoch:
-                    break
+            for batch in self._batches(loader, epochs):
                 fetched = time.perf_counter()
                 self._number = self.step + 1
                 step = Step(self._number, batch, context)
@@ -220,9 +226,17 @@ class Run:
             self._drop_engine(abandon=True)
             raise
 
+    def _batches(self, loader: Loader, epochs: int | None) -> Iterator[GlobalBatch]:
+        """From where the run is, for so many epochs, or without end."""
+        if epochs is None:
+            return loader.batches(self.batches)
+        if isinstance(loader, IterableLaneLoader):
+            return loader.batches(self.batches, epochs=epochs)
+        return loader.batches(self.batches, self.batches + epochs * len(loader))
+
     def length(self, loader: Loader, *, epochs: int | None = None, steps: int | None = None) -> RunLength:
         """What durations are counted in, and how many updates there will have been after so many more."""
-        per_epoch = len(loader) if _is_sized(loader) else None
+        per_epoch = _steps_per_epoch(loader)
         if epochs is not None and per_epoch is not None:
             steps = epochs * per_epoch
         return RunLength(per_epoch, loader.global_batch, None if steps is None else self.step + steps)
@@ -341,7 +355,7 @@ class Run:
             speed_up_bound=loader.lanes.speed_up_bound,
             total_steps=length.total_steps,
             precision=self.options.precision,
-            learning_rates=[group["lr"] for each in self._optimizers.values() for group in each.param_groups],
+            learning_rates=[float(group["lr"]) for each in self._optimizers.values() for group in each.param_groups],
             parameters=sum(parameter.numel() for parameter in self._parameters_of(None)),
             **self._facts,
         )
@@ -353,7 +367,7 @@ class Run:
             updater=self._make_updater(length),
             investigator=Investigator(self.options.on_nonfinite, loader.lanes, self._names(), self._tell_incident),
             parameters=self._parameters_of,
-            buffers=lambda: [buffer for model in self._models.values() for buffer in model.buffers()],
+            buffers=list(slots_of(self._models.values())),
         )
 
     def _make_updater(self, length: RunLength) -> Updater:
@@ -376,7 +390,7 @@ class Run:
 
     def _tell_incident(self, step: int, text: str) -> None:
         self.journal.events.emit("incident", step, text=text)
-        if self.world.is_main:
+        if self.world.is_main and not self.journal.has_sinks:  # else they say it
             logger.warning("%s", text)
 
     def _make_engine(self, loader: Loader) -> Engine:
@@ -433,9 +447,12 @@ def _take_from_rank_0(tensor: Tensor) -> None:
         tensor.copy_(broadcast(flat.view(torch.uint8)).view(tensor.dtype).view(tensor.shape))
 
 
+def _steps_per_epoch(loader: Loader) -> int | None:
+    try:
+        return len(loader)
+    except TypeError:  # of a stream, or of a DataLoader whose sampler does not say
+        return None
+
+
 def _as_list(models: Models) -> list[nn.Module]:
     return [models] if isinstance(models, nn.Module) else list(models)
-
-
-def _is_sized(loader: Loader) -> bool:
-    return not isinstance(loader, IterableLaneLoader)

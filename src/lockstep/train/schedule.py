@@ -93,7 +93,8 @@ class Schedule:
 def set_rates(optimizer: Optimizer, factor: float) -> None:
     """Give every group its base rate times `factor`. The base is kept beside it, as torch's own schedulers do."""
     for group in optimizer.param_groups:  # all of them first: groups may share one tensor
-        group.setdefault("initial_lr", float(group["lr"]))
+        if "initial_lr" not in group:
+            group["initial_lr"] = float(group["lr"])  # once: of a tensor on a GPU it waits
     for group in optimizer.param_groups:
         rate = float(group["initial_lr"]) * factor
         if isinstance(group["lr"], Tensor):

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -11,13 +11,15 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from lockstep.data.batch import GlobalBatch
+from lockstep.engine.buffers import Slot
 from lockstep.engine.engine import Engine, LanePass
+from lockstep.engine.gradients import scale_gradients
 from lockstep.engine.table import Count, Term, Terms, as_terms
 from lockstep.errors import UserError
 from lockstep.train.nonfinite import Investigator, LaneGradients, Replay
 from lockstep.train.precision import Precision
 from lockstep.train.update import Updater
-from lockstep.world.randomness import derived, seed_streams
+from lockstep.world.randomness import derived, seed_streams, undisturbed_streams
 
 Models = nn.Module | Sequence[nn.Module]
 Loss = Callable[..., Term | Terms]
@@ -34,7 +36,7 @@ class StepContext(NamedTuple):
     updater: Updater
     investigator: Investigator
     parameters: Callable[[Models | None], list[Parameter]]
-    buffers: Callable[[], list[Tensor]]
+    buffers: Sequence[Slot]
 
 
 class Step:
@@ -54,8 +56,8 @@ class Step:
         self._context = context
         self._passes: list[_Pending] = []
         self._num_passes = 0
-        self._open: LanePass | None = None
-        self._last_pass: LanePass | None = None
+        self._open: _Pending | None = None
+        self._last_pass: _Pending | None = None
 
     @property
     def is_begun(self) -> bool:
@@ -86,20 +88,25 @@ class Step:
             if not set(earlier.parameters).isdisjoint(parameters):
                 raise UserError("a second pass over the same model before step.update(): the first would be lost")
             earlier.finish()  # this one may need the buffers it leaves
+        scaler = self._context.updater.scaler
         pending = _Pending(self._context.engine.start_pass(parameters), parameters, number)
+        if scaler is not None:
+            pending.factor, pending.scale = scaler.factor, scaler.number
         lane_pass = pending.lane_pass
         if loss is not None and model is not None:
             pending.replay = lambda: self._replayed(loss, model, pending)
         if self._context.updater.may_skip:
-            pending.buffers = [_Kept(buffer, buffer.clone(), buffer._version) for buffer in self._context.buffers()]
+            pending.buffers = [_Kept.now(slot) for slot in self._context.buffers]
         for lane, data, size, weight in self.batch.lanes:
             lane_pass.open_lane(lane, size)
             if data is not None:
                 self._open_lane(number, lane, weight)
-                self._open = lane_pass
-                with self._context.precision.autocast:
-                    yield data
-                self._open = None
+                self._open = pending
+                try:
+                    with self._context.precision.autocast:
+                        yield data
+                finally:  # also where the loop is left by `break`
+                    self._open = None
             lane_pass.close_lane()
         if self._context.update_key is not None:
             # What is drawn from here to the next lanes is the same on all ranks, whatever lanes they had.
@@ -128,7 +135,7 @@ class Step:
             raise UserError("step.backward() belongs inside `for batch in step.lanes:`")
         loss: Any = loss_sum if count is None else (loss_sum, count)
         with self._context.precision.as_it_is:
-            self._open.backward(self._scaled(as_terms(loss)), more=more, retain_graph=retain_graph)
+            self._open.lane_pass.backward(self._open.scaled(as_terms(loss)), more=more, retain_graph=retain_graph)
 
     def update(self, *optimizers: Optimizer) -> None:
         """Wait for all ranks' gradients of the optimizers' parameters, clip them, and let the optimizers step."""
@@ -138,11 +145,11 @@ class Step:
                 "step.update() without gradients: run step.accumulate(…), or all of step.lanes, before it; "
                 "several optimizers of one model go into one update"
             )
-        for each in passes:
+        # A skipped update puts buffers back, and a pass that is finished later would write them once more.
+        for each in self._passes if self._context.updater.may_skip else passes:
             each.finish()
         self._passes = [each for each in self._passes if each not in passes]
-        scaler = self._context.updater.scaler
-        self._last_pass, self._loss_scale = passes[-1].lane_pass, 1.0 if scaler is None else scaler.number
+        self._last_pass = passes[-1]
         parameters = [parameter for each in passes for parameter in each.parameters]
         loss_sums = [loss_sum for each in passes for loss_sum in each.lane_pass.loss_sums()]
         update = self._context.updater.apply(self.number, parameters, loss_sums, optimizers)
@@ -152,9 +159,13 @@ class Step:
         if update.is_made:
             return
         if not update.is_overflow:
-            self._context.investigator.report(self.number, passes)
-        for each in passes:
+            with undisturbed_streams(cuda=True):  # lanes may be run again there, on each rank its own
+                self._context.investigator.report(self.number, passes)
+        for each in reversed(passes):  # a later pass has begun with what an earlier one had left
             each.put_buffers_back()
+            for later in self._passes:
+                if later.number > each.number:
+                    later.begin_with(each.buffers)
 
     @property
     def loss(self) -> float:
@@ -166,7 +177,7 @@ class Step:
         """The same, left where it is: nothing waits for the device."""
         if self._last_pass is None:
             raise UserError("step.loss is known after step.update()")
-        return self._last_pass.loss() / self._loss_scale
+        return self._last_pass.loss()
 
     def _passes_of(self, optimizers: Sequence[Optimizer]) -> list["_Pending"]:
         """Those of the pending passes that these optimizers' parameters had a part in."""
@@ -180,19 +191,13 @@ class Step:
     def _loss_of(self, loss: Loss, model: Models, data: Any) -> Term | Terms:
         return loss(model, data) if self.weight is None else self._weighted(loss, model, data)
 
-    def _scaled(self, terms: Terms) -> Terms:
-        scaler = self._context.updater.scaler
-        if scaler is None:
-            return terms
-        return {name: (loss_sum.float() * scaler.factor, count) for name, (loss_sum, count) in terms.items()}
-
     def _replayed(self, loss: Loss, model: Models, pending: "_Pending") -> Iterator[LaneGradients]:
         """Each lane's own gradients once more: the same, because all that a lane draws is keyed."""
         for lane, data, _, weight in self.batch.lanes:
             if data is not None:
                 self._open_lane(pending.number, lane, weight)
                 with self._context.precision.autocast:
-                    terms = self._scaled(as_terms(self._loss_of(loss, model, data)))
+                    terms = pending.scaled(as_terms(self._loss_of(loss, model, data)))
                 total = torch.stack([loss_sum.reshape(()) for loss_sum, _ in terms.values()]).sum()
                 gradients = torch.autograd.grad(total, pending.parameters, allow_unused=True)
                 yield LaneGradients(lane, list(zip(pending.parameters, gradients, strict=True)))
@@ -207,11 +212,21 @@ class Step:
 
 
 class _Kept(NamedTuple):
-    """A buffer as it was before the lanes."""
+    """A buffer as it was before the lanes: the tensor and its value, for either may be another afterwards."""
 
-    buffer: Tensor
-    value: Tensor
-    version: int
+    slot: Slot
+    tensor: Tensor | None
+    value: Tensor | None
+
+    @classmethod
+    def now(cls, slot: Slot) -> Self:
+        return cls(slot, *(None, None) if slot.is_empty else (slot.tensor, slot.tensor.clone()))
+
+    def put_back(self) -> None:
+        """Without asking whether it was changed: batch norm changes its statistics and leaves no trace of that."""
+        self.slot.module._buffers[self.slot.key] = self.tensor
+        if self.tensor is not None and self.value is not None:
+            self.tensor.copy_(self.value)
 
 
 @dataclass(eq=False)
@@ -221,20 +236,39 @@ class _Pending:
     lane_pass: LanePass
     parameters: list[Parameter]
     number: int  # of the passes in this step
+    factor: Tensor | None = None  # what fp16 losses were multiplied with; at the update it may be another already
+    scale: float = 1.0  # the same as a number
     replay: Replay | None = None
     buffers: list[_Kept] = field(default_factory=list)
     is_finished: bool = False
 
+    def scaled(self, terms: Terms) -> Terms:
+        if self.factor is None:
+            return terms
+        return {name: (loss_sum.float() * self.factor, count) for name, (loss_sum, count) in terms.items()}
+
     def finish(self) -> None:
-        if not self.is_finished:
-            self.lane_pass.finish()
-            self.is_finished = True
+        """Wait until the gradients over all lanes of all ranks are here, without the loss scale."""
+        if self.is_finished:
+            return
+        self.lane_pass.finish()
+        self.is_finished = True
+        if self.factor is not None:
+            gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+            scale_gradients(gradients, 1.0 / self.factor)
+
+    def begin_with(self, buffers: list[_Kept]) -> None:
+        """An earlier pass has been taken back: put back what was before that one, if it comes to it."""
+        before = {kept.slot: kept for kept in buffers}
+        self.buffers = [before.get(kept.slot, kept) for kept in self.buffers]
+
+    def loss(self) -> Tensor:
+        return self.lane_pass.loss() / self.scale
 
     def put_buffers_back(self) -> None:
         """What is not finite may have reached them too."""
-        for buffer, value, version in self.buffers:
-            if buffer._version != version:
-                buffer.copy_(value)
+        for kept in self.buffers:
+            kept.put_back()
 
 
 def _place(batch: int, number: int, lane: int = 0) -> int:

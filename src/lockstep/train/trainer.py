@@ -6,6 +6,7 @@ at each evaluation:   every validation sample once → history → callbacks: on
 callbacks: on_end
 """
 
+import inspect
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -18,9 +19,10 @@ from torch.utils.data import DataLoader
 
 from lockstep.config.duration import Duration, RunLength
 from lockstep.data.evaluation import EvaluationLoader
+from lockstep.errors import UserError
 from lockstep.train.average import MovingAverage
 from lockstep.train.callbacks import Callback
-from lockstep.train.own_loss import own_loss
+from lockstep.train.own_loss import num_samples, own_loss
 from lockstep.train.run import Loader, Metrics, Run
 from lockstep.train.schedule import Factor, Schedule
 from lockstep.train.step import Loss, Step
@@ -54,6 +56,8 @@ class Trainer:
         self.run = Run(None, setup_distributed(device=device)) if run is None else run
         self.model = self.run.prepare(model)
         self.optimizer = self.run.optimizer(self.model, optimizer, schedule)
+        if average is not None and not self.run.moves(average):
+            raise UserError("this average would never move: make it by run.average(model), after run.prepare(model)")
         self.average = average
         self.history: list[Entry] = []
         self.metrics: dict[str, Any] = {}  # of the latest evaluation
@@ -82,10 +86,11 @@ class Trainer:
     ) -> list[Entry]:
         """Train for so many (more) epochs or steps; return the history, the same on every rank."""
         loader = self.run.loader(train_loader) if isinstance(train_loader, DataLoader) else train_loader
+        evaluation = _Timetable(evaluate_every, self.run.length(loader))
         self._stop_reason = None
         for callback in self._callbacks:
             callback.on_start(self)
-        for stage in self._stages(loader, epochs, steps, Duration.parse(evaluate_every)):
+        for stage in self._stages(loader, epochs, steps, evaluation):
             self._conclude(stage, val_loader)
             if self._stop_reason is not None:
                 self.run.log(stopped=self._stop_reason)
@@ -107,10 +112,11 @@ class Trainer:
         """Inside, the model has the averaged weights, where there is an average."""
         return nullcontext() if self.average is None else self.average.applied()
 
-    def _stages(self, loader: Loader, epochs: int | None, steps: int | None, every: Duration) -> Iterator["_Stage"]:
+    def _stages(
+        self, loader: Loader, epochs: int | None, steps: int | None, evaluation: "_Timetable"
+    ) -> Iterator["_Stage"]:
         """Train, and stop by whenever it is time to evaluate; at the end in any case."""
         self.model.train()
-        evaluation = _Timetable(every, self.run.length(loader))
         stage = _Stage()
         for step in self.run.open_steps(loader, epochs=epochs, steps=steps):
             if stage.last is not None and evaluation.is_due(stage.last, step):
@@ -152,7 +158,12 @@ class Trainer:
         self.run.journal.events.emit("step", step.number, **values)
 
     def _loss_as_metric(self, model: Any, batch: Any) -> Any:
-        loss = self._loss(model, batch)
+        weight = inspect.signature(self._loss).parameters.get("weight")
+        if weight is not None and weight.default is weight.empty:  # a loss for padded lanes; here nothing is padded
+            rows = num_samples(batch)
+            loss = self._loss(model, batch, weight=torch.ones(rows, device=self.world.device))
+        else:
+            loss = self._loss(model, batch)
         return {"loss": loss} if isinstance(loss, tuple) else loss
 
 
@@ -177,7 +188,13 @@ class _Stage:
 class _Timetable:
     """When to evaluate: by whole epochs, or by updates."""
 
-    def __init__(self, every: Duration, length: RunLength) -> None:
+    def __init__(self, evaluate_every: Duration | str | int, length: RunLength) -> None:
+        try:
+            every = Duration.parse(evaluate_every)
+        except ValueError as error:
+            raise UserError(f"evaluate_every: {error}") from None
+        if not every.number:
+            raise UserError(f"evaluate_every={evaluate_every}: expected a duration greater than 0")
         self._epochs = int(every.number) if every.unit == "epochs" and every.number % 1 == 0 else None
         if self._epochs is None:
             self._steps = every.in_steps(length, "evaluate_every")

@@ -1,4 +1,4 @@
-"""After the gradient: unscale, look, clip, step the optimizers, and let the averages follow.
+"""After the gradient: look, clip, step the optimizers, and let the averages follow.
 
 All of it sees the gradients over all lanes of all ranks, and nothing else. So every rank decides and computes the same
 without asking.
@@ -12,7 +12,6 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from lockstep.engine.finite import all_finite
-from lockstep.engine.gradients import scale_gradients
 from lockstep.engine.norm import global_norm, scale_to_norm
 from lockstep.train.average import MovingAverage
 from lockstep.train.nonfinite import NonFiniteError
@@ -54,8 +53,6 @@ class Updater:
     ) -> Update:
         """Make update `number`, unless something in it is not finite."""
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        if self.scaler is not None:
-            scale_gradients(gradients, 1.0 / self.scaler.factor)
         norm = None if self._clip_norm is None else global_norm(gradients)
         # A norm is finite only if all that went into it is.
         if self._looks and not all_finite([*loss_sums, *(gradients if norm is None else [norm])]):
@@ -67,9 +64,11 @@ class Updater:
             if optimizer in self._rates:
                 set_rates(optimizer, self._rates[optimizer](number - 1))
             optimizer.step()
-        for average in self._averages:
-            if average.follows(set(parameters)):
-                average.update()
+        if self._averages:
+            moved = {p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+            for average in self._averages:
+                if average.follows(moved):
+                    average.update()
         if self.scaler is not None:
             self.scaler.grow()
         return Update(True, norm)

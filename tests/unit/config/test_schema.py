@@ -263,6 +263,8 @@ def test_outermost_of_equally_named_keys_is_suggested(write: Write) -> None:
             "command line: batch.per_device: give exactly one of global and per_device",
         ),
         (["batch.global="], "command line: batch.per_device: give exactly one of global and per_device"),
+        (["accumulate=2"], "command line: accumulate: goes with batch.per_device; with batch.global, lanes says it"),
+        (["evaluate_every=0 steps"], "command line: evaluate_every: expected a duration greater than 0, got 0 steps"),
     ],
 )
 def test_exactly_one_of_two(write: Write, overrides: list[str], problem: str) -> None:

@@ -39,3 +39,10 @@ def test_sparse_gradients_too() -> None:
 
 def test_nothing_is_finite() -> None:
     assert all_finite([])
+
+
+def test_a_tensor_that_is_only_marked_as_conjugated() -> None:
+    lazy = torch.ones(2, dtype=torch.complex64).conj()
+    assert lazy.is_conj()
+    assert all_finite([lazy])
+    assert not all_finite([lazy.mul(torch.nan).conj()])

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from lockstep.engine.norm import block_squares, global_norm, scale_to_norm
+from lockstep.errors import UserError
 
 
 def gradients() -> list[torch.Tensor]:
@@ -37,3 +38,8 @@ def test_clipping_scales_what_is_too_long_and_leaves_the_rest() -> None:
 def test_low_precision_is_summed_in_high() -> None:
     many = torch.full((4096,), 0.5, dtype=torch.bfloat16)
     assert global_norm([many]).item() == pytest.approx(32.0)
+
+
+def test_sparse_gradients_are_refused_in_words() -> None:
+    with pytest.raises(UserError, match="clip_norm cannot clip sparse gradients"):
+        global_norm([torch.ones(2, 2).to_sparse()])

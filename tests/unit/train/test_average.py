@@ -82,3 +82,11 @@ def test_its_state_comes_back() -> None:
 def test_a_decay_that_averages_nothing_is_refused(decay: float) -> None:
     with pytest.raises(UserError, match="decay="):
         MovingAverage(nn.Linear(1, 1), decay)
+
+
+def test_whole_numbers_are_not_averaged() -> None:
+    model = nn.Linear(1, 1)
+    model.register_parameter("index", nn.Parameter(torch.arange(3), requires_grad=False))
+    average = MovingAverage(model)
+    average.update()
+    assert sorted(average.state()) == ["bias", "num_updates", "weight"]

@@ -137,3 +137,14 @@ def test_a_skipped_step_is_neither_told_nor_counted() -> None:
     assert [entry["step"] for entry in trainer.history] == [2, 4, 6]
     assert run.batches == 8
     assert all(entry["train_loss"] == entry["train_loss"] for entry in trainer.history), "no NaN in the mean"
+
+
+@pytest.mark.parametrize(("mode", "worst"), [("min", torch.inf), ("max", -torch.inf)])
+def test_an_infinity_is_no_better_than_itself(mode: Any, worst: float) -> None:
+    best = Best("loss", mode)
+    assert [best.improves(step, {"loss": value}) for step, value in enumerate([worst, worst, 3.0, worst])] == [
+        True,
+        False,
+        True,
+        False,
+    ]

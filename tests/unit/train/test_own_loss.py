@@ -1,7 +1,7 @@
 """Models that return their own loss."""
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -90,3 +90,23 @@ def test_the_trainer_needs_no_loss_for_such_a_model() -> None:
     history = trainer.train(loader, loader, epochs=40)
     assert history[-1]["loss"] < 1e-3 < history[0]["loss"]
     assert history[-1]["train_loss"] < 1e-2
+
+
+class Named(NamedTuple):
+    loss: Tensor
+    scores: Tensor
+
+
+class Counted(NamedTuple):
+    loss: Tensor
+    count: int
+
+
+def test_an_output_that_is_a_named_tuple() -> None:
+    """Every tuple has a method `count`, which is not meant."""
+    value = torch.tensor(2.0)
+    total, count = own_loss(lambda inputs: Named(value, inputs), INPUTS)
+    assert (total.item(), count) == (24.0, 12)
+    assert own_loss(lambda _: Counted(value, 5), INPUTS)[1] == 5
+    with pytest.raises(UserError, match="returns no loss of its own"):
+        own_loss(lambda inputs: (value, inputs), INPUTS)

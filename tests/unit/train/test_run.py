@@ -250,3 +250,71 @@ def test_arguments_are_checked() -> None:
         next(run.steps(run.loader(DATA, 16), steps=1))
     with pytest.raises(ValueError, match="either epochs or steps"):
         next(run.steps(run.loader(DATA, 16)))
+
+
+class Once(IterableDataset[Tensor]):
+    """A stream that can be read once only; how much was asked for is counted."""
+
+    def __init__(self, length: int) -> None:
+        self.samples = iter([(torch.ones(4), torch.tensor(0)) for _ in range(length)])
+
+    def __iter__(self) -> Any:
+        return self.samples
+
+
+@pytest.mark.parametrize("tail", ["drop", "short"])
+def test_an_epoch_of_a_stream_asks_for_nothing_of_the_next(tail: str) -> None:
+    run = Run(None, World(), sinks=[])
+    train(run, data=Once(40), tail=tail)
+    assert run.step == (2 if tail == "drop" else 3)
+
+
+def test_an_incident_is_said_once(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+    class Told:
+        def __init__(self) -> None:
+            self.texts: list[str] = []
+
+        def emit(self, event: Any) -> None:
+            self.texts += [event["text"]] if event["kind"] == "incident" else []
+
+        def close(self) -> None:
+            pass
+
+    for sinks in ([], [Told()]):
+        caplog.clear()
+        run = Run(None, World(), sinks=sinks, on_nonfinite="skip")
+        model = run.prepare(nn.Linear(4, 3))
+        step = next(iter(run.open_steps(run.loader(DATA, 16), steps=1)))
+        step.accumulate(lambda model, batch: (loss(model, batch)[0] * torch.nan, 1), model)
+        step.update()
+        assert len(caplog.messages) == (not sinks)
+        assert all(len(sink.texts) == 1 for sink in sinks)
+        run.close(abandon=True)
+
+
+def test_a_fast_step_without_a_loss_is_told() -> None:
+    run = Run(None, World(), determinism="fast")
+    run.prepare(nn.Linear(4, 3))
+    step = next(iter(run.open_steps(run.loader(DATA, 16), steps=1)))
+    for _ in step.lanes:
+        pass
+    with pytest.raises(UserError, match="no lane had a loss"):
+        step.update()
+    run.close(abandon=True)
+
+
+class WithoutLength:
+    """A batch sampler that does not say how many batches there will be."""
+
+    def __iter__(self) -> Any:
+        yield from ([0, 1], [2, 3])
+
+
+def test_a_loader_without_a_length_is_counted_in_steps() -> None:
+    run = Run(None, World(), sinks=[])
+    model = run.prepare(nn.Linear(4, 3))
+    optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
+    for step in run.steps(run.loader(DataLoader(DATA, batch_sampler=WithoutLength())), steps=3):  # type: ignore[arg-type]
+        step.accumulate(loss, model)
+        step.update(optimizer)
+    assert (run.step, run.batches) == (3, 3)

@@ -191,3 +191,46 @@ def test_steps_are_told_with_rate_and_norm() -> None:
     assert [event["lr"] for event in steps] == pytest.approx([0.075, 0.15, 0.225])
     assert all(event["gradient_norm"] > 1e-3 for event in steps)
     assert "loss_scale" not in steps[0]
+
+
+@pytest.mark.parametrize("every", ["0 epochs", 0, "0 samples"])
+def test_evaluating_all_the_time_is_refused(every: str | int) -> None:
+    with pytest.raises(UserError, match=f"evaluate_every={every}: expected a duration greater than 0"):
+        make().train(loader(), epochs=2, evaluate_every=every)
+
+
+def test_a_duration_that_is_none_is_refused() -> None:
+    with pytest.raises(UserError, match="evaluate_every: expected a duration, as in 500 steps"):
+        make().train(loader(), epochs=2, evaluate_every="2 weeks")
+
+
+def test_an_average_that_nothing_would_move_is_refused() -> None:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(UserError, match=r"make it by run\.average\(model\)"):
+        Trainer(model, optimizer, squared, average=lockstep.MovingAverage(model))
+    run = Run(None, World())
+    with pytest.raises(UserError, match=r"run\.prepare\(model\) comes before"):
+        run.average(model)
+    run.prepare(model)
+    trainer = Trainer(model, optimizer, squared, average=run.average(model, 0.9), run=run)
+    trainer.train(loader(), loader(), epochs=1)
+    assert trainer.average is not None
+    assert trainer.average.num_updates == 3
+    assert sorted(name.split("/")[0] for name in run.state()) == ["average"] * 3 + ["model"] * 2, "prepared once"
+
+
+def test_a_loss_for_padded_lanes_is_a_metric_too() -> None:
+    def weighted(
+        model: nn.Module, batch: list[torch.Tensor], weight: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, targets = batch
+        return (weight * (model(inputs) - targets).square().squeeze(1)).sum(), weight.sum()
+
+    model = nn.Linear(1, 1)
+    run = Run(None, World())
+    trainer = Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), weighted, run=run)
+    data = loader(10).dataset
+    history = trainer.train(run.loader(data, 4, lanes=2, tail="pad"), loader(10), epochs=1)
+    expected = run.evaluate(model, data, lambda model, batch: {"loss": squared(model, batch)})
+    assert history[-1]["loss"] == pytest.approx(expected["loss"])

@@ -1,6 +1,7 @@
-"""Are all these numbers finite? One look at each, and one answer."""
+"""Are all these numbers finite? One look at each, and one answer. Asked in every step, so it asks little itself."""
 
 from collections.abc import Iterable
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -8,10 +9,11 @@ from torch import Tensor
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Waits for the device."""
-    groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    groups: dict[tuple[torch.dtype, int], list[Tensor]] = {}
     for tensor in tensors:
-        numbers = _numbers_of(tensor.detach())
-        groups.setdefault((numbers.device, numbers.dtype), []).append(numbers)
+        if tensor.requires_grad or tensor.is_sparse or tensor.is_complex():
+            tensor = _numbers_of(tensor.detach())
+        groups.setdefault((tensor.dtype, tensor.get_device()), []).append(tensor)
     return all(_are_finite(group) for group in groups.values())
 
 
@@ -28,6 +30,12 @@ def _are_finite(tensors: list[Tensor]) -> bool:
         norms = torch._foreach_norm([tensor for tensor in tensors if tensor.numel()], torch.inf)
         return not norms or bool(torch.stack(list(norms)).isfinite().all())
     # The loss scaler's kernel multiplies by one, and looks on the way: the fastest there is.
-    found = torch.zeros(1, device=tensors[0].device)
-    torch._amp_foreach_non_finite_check_and_unscale_(tensors, found, torch.ones(1, device=found.device))
+    one = _one(tensors[0].device)
+    found = torch.zeros_like(one)
+    torch._amp_foreach_non_finite_check_and_unscale_(tensors, found, one)
     return found.item() == 0.0
+
+
+@cache
+def _one(device: torch.device) -> Tensor:
+    return torch.ones(1, device=device)

@@ -151,8 +151,12 @@ class Step:
         self._passes = [each for each in self._passes if each not in passes]
         self._last_pass = passes[-1]
         parameters = [parameter for each in passes for parameter in each.parameters]
-        loss_sums = [loss_sum for each in passes for loss_sum in each.lane_pass.loss_sums()]
-        update = self._context.updater.apply(self.number, parameters, loss_sums, optimizers)
+        update = self._context.updater.apply(
+            self.number,
+            parameters,
+            lambda: [loss_sum for each in passes for loss_sum in each.lane_pass.loss_sums()],
+            optimizers,
+        )
         self.norm = update.norm
         self.was_skipped = not update.is_made
         self.is_updated |= update.is_made

@@ -4,7 +4,7 @@ All of it sees the gradients over all lanes of all ranks, and nothing else. So e
 without asking.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -48,14 +48,14 @@ class Updater:
         self,
         number: int,
         parameters: Sequence[Parameter],
-        loss_sums: Sequence[Tensor],
+        loss_sums: Callable[[], Sequence[Tensor]],
         optimizers: Sequence[Optimizer],
     ) -> Update:
         """Make update `number`, unless something in it is not finite."""
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         norm = None if self._clip_norm is None else global_norm(gradients)
         # A norm is finite only if all that went into it is.
-        if self._looks and not all_finite([*loss_sums, *(gradients if norm is None else [norm])]):
+        if self._looks and not all_finite([*loss_sums(), *(gradients if norm is None else [norm])]):
             return self._skip(number, norm)
         self._skipped_in_a_row = 0
         if norm is not None and self._clip_norm is not None:

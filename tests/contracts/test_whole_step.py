@@ -15,6 +15,7 @@ from lockstep.train.schedule import Schedule
 from lockstep.train.trainer import Trainer
 from lockstep.world.randomness import stream
 from lockstep.world.world import World
+from tests.sinks import Kept
 
 
 class Outcome(NamedTuple):
@@ -152,28 +153,17 @@ def make_optimizer(kind: str, model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0.1)
 
 
-class Curve:
-    def __init__(self) -> None:
-        self.losses: list[float] = []
-
-    def emit(self, event: dict[str, Any]) -> None:
-        if event["kind"] == "step":
-            self.losses.append(event["loss"])
-
-    def close(self) -> None:
-        pass
-
-
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
 def test_the_trainer_does_what_a_loop_written_by_hand_does(kind: str) -> None:
     """With accumulation over 4 lanes, warm-up and cosine, and clipping that clips."""
     steps, clip_norm = 24, 0.3
-    curve = Curve()
-    run = Run(None, World(), clip_norm=clip_norm, sinks=[curve], log_every=1)
+    told = Kept()
+    run = Run(None, World(), clip_norm=clip_norm, sinks=[told], log_every=1)
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(12, 40), nn.GELU(), nn.Linear(40, 5))
     trainer = Trainer(model, make_optimizer(kind, model), loss, schedule=Schedule.cosine(warmup=4), run=run)
     trainer.train(run.loader(data(), 24, lanes=4, shuffle=False), steps=steps)
     run.finish()
-    assert curve.losses == pytest.approx(by_hand(kind, 24, steps, clip_norm), rel=1e-4)
-    assert curve.losses[-1] < 0.95 * curve.losses[0]
+    losses = [event["loss"] for event in told.of("step")]
+    assert losses == pytest.approx(by_hand(kind, 24, steps, clip_norm), rel=1e-4)
+    assert losses[-1] < 0.95 * losses[0]

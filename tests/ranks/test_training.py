@@ -11,7 +11,6 @@ from torch import nn
 from lockstep.checkpoint.store import save_checkpoint
 from lockstep.config.schema import BatchConfig, Config
 from lockstep.errors import UserError
-from lockstep.events.event import Event
 from lockstep.events.run_folder import RunFolder
 from lockstep.recipes.digits.recipe import Digits, DigitsConfig
 from lockstep.recipes.registry import load_recipe
@@ -20,23 +19,13 @@ from lockstep.train import job
 from lockstep.train.job import global_batch, train_recipe
 from lockstep.train.trainer import Trainer
 from lockstep.world.world import World
-
-
-class Remember:
-    def __init__(self) -> None:
-        self.kinds: list[str] = []
-
-    def emit(self, event: Event) -> None:
-        self.kinds.append(event["kind"])
-
-    def close(self) -> None:
-        pass
+from tests.sinks import Kept
 
 
 def train_in_a_folder_of_ones_own(world: World, parent: str) -> tuple[list[str], list[str], dict[str, float]]:
     """Ranks are given different folders and screens, so that what each writes can be told apart."""
     recipe, config = load_recipe("digits", ["quick=true", "model.width=4"])
-    folder, screen = Path(parent) / f"of-rank-{world.rank}", Remember()
+    folder, screen = Path(parent) / f"of-rank-{world.rank}", Kept()
     outcome = train_recipe(recipe, config, world, RunFolder(folder), [screen])
     written = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     return written, screen.kinds, outcome.metrics
@@ -156,7 +145,7 @@ def test_a_trainer_made_without_a_world_finds_the_one_it_is_in() -> None:
 
 
 def test_a_best_model_at_the_last_step_is_saved_once(tmp_path: Path) -> None:
-    screen = Remember()
+    screen = Kept()
     overrides = ["quick=true", "model.width=4", "steps=5", "best.metric=accuracy", "best.mode=max"]
     recipe, config = load_recipe("digits", overrides)
     outcome = train_recipe(recipe, config, World(), RunFolder(tmp_path / "run"), [screen])

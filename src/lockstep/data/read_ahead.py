@@ -149,4 +149,5 @@ class _AheadRound:
 
 
 def _unpickled(parts: Sequence[bytes]) -> dict[str, State]:
+    """From this process's own workers, with which torch speaks in pickle too; nothing else ever gets here."""
     return {name: state for part in parts for name, state in pickle.loads(part).items()}

@@ -1,5 +1,6 @@
 """Metrics of predicted classes, all from one table of whole numbers: who was taken for whom, how often."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -73,7 +74,7 @@ class ClassCounts(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class _PerClass(ConfusionMatrix):
+class _PerClass(ConfusionMatrix, ABC):
     """A score of each class; their plain mean, unless `per_class` asks for all of them.
 
     A class that is neither there nor predicted has no score (not a number) and no part in the mean.
@@ -81,8 +82,8 @@ class _PerClass(ConfusionMatrix):
 
     per_class: bool = False
 
-    def score(self, counts: ClassCounts) -> float:
-        raise NotImplementedError
+    @abstractmethod
+    def score(self, counts: ClassCounts) -> float: ...
 
     def result(self, kept: Tensor) -> list[float] | float:
         table = self.table(kept)

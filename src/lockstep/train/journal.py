@@ -1,6 +1,7 @@
-"""What a run leaves behind: its claim on the folder, rank 0's events, every rank's own log, and a trace if asked."""
+"""What a run leaves behind: its claim on the folder, events and images, every rank's log, and a trace if asked."""
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,12 @@ from lockstep.engine.trace import DigestTrace
 from lockstep.errors import UserError
 from lockstep.events.event import Events, Sink, plain
 from lockstep.events.jsonl import JsonLines
+from lockstep.events.media import bounded, check_image, check_name, place_image
 from lockstep.events.run_folder import Claim, RunFolder, Settings, write_whole
 from lockstep.world.objects import broadcast_object
 from lockstep.world.world import World
+
+logger = logging.getLogger("lockstep")
 
 
 class Journal:
@@ -48,6 +52,22 @@ class Journal:
         """All evaluations so far, as one file that other programs read easily."""
         if self.folder is not None and self._world.is_main:
             write_whole(self.folder.history, json.dumps(plain(history), indent=1, allow_nan=False) + "\n")
+
+    def keep_image(self, name: str, step: int, image: Any) -> None:
+        """A PNG in the folder, and an event that says so; checked on every rank, so that a mistake ends all alike."""
+        check_image(name, image)
+        if self.folder is None or not self.is_open or not self._world.is_main:
+            return
+        try:
+            path = place_image(self.folder.path, name, step, image)
+        except OSError as error:
+            logger.warning("image %r of step %d could not be written: %s", name, step, error)
+            return
+        self.events.emit("step", step, images={name: path})
+
+    def keep_text(self, name: str, step: int, text: str) -> None:
+        check_name(name)
+        self.events.emit("step", step, texts={name: bounded(text)})
 
     def trace(self, step: int, state: State) -> None:
         if self._trace is not None:

@@ -18,7 +18,6 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
@@ -33,7 +32,7 @@ from lockstep.data.loader import LaneLoader
 from lockstep.data.order import ORDER_VERSION
 from lockstep.data.samples import is_iterable
 from lockstep.engine.buffers import slots_of
-from lockstep.engine.digest import digest, state_of, tensor_digests
+from lockstep.engine.digest import digest, tensor_digests
 from lockstep.engine.engine import Engine
 from lockstep.engine.fast_engine import FastEngine
 from lockstep.engine.one_lane_engine import OneLaneEngine
@@ -42,28 +41,27 @@ from lockstep.engine.tree_engine import TreeEngine
 from lockstep.errors import LockstepError, UserError
 from lockstep.events.echo import Echo
 from lockstep.events.event import Sink
-from lockstep.events.media import bounded, check_image, check_name, place_image
 from lockstep.events.run_folder import Settings
-from lockstep.metrics.tally import Part, Tally
 from lockstep.train.average import MovingAverage
+from lockstep.train.evaluation import Metrics, evaluate
 from lockstep.train.journal import Journal
 from lockstep.train.nonfinite import Investigator
 from lockstep.train.options import StepOptions
+from lockstep.train.parts import Models, Parts
 from lockstep.train.precision import LossScaler, Precision
 from lockstep.train.schedule import Factor, Schedule
-from lockstep.train.step import Models, Step, StepContext
+from lockstep.train.step import Step, StepContext
 from lockstep.train.update import Updater
 from lockstep.world.arithmetic import set_arithmetic
 from lockstep.world.collectives import broadcast
 from lockstep.world.fingerprint import fingerprint
 from lockstep.world.memory import peak_memory_bytes
 from lockstep.world.objects import all_gather_object
-from lockstep.world.randomness import derived, key_of, seed_streams, undisturbed_streams
+from lockstep.world.randomness import key_of, seed_streams
 from lockstep.world.setup import setup_distributed
 from lockstep.world.world import World
 
 Loader = LaneLoader | IterableLaneLoader | ForeignLoader
-Metrics = Callable[[Any, Any], Mapping[str, Part]]
 Module = TypeVar("Module", bound=nn.Module)
 
 logger = logging.getLogger("lockstep")
@@ -102,12 +100,8 @@ class Run:
         self.log_every = log_every
         self._settings = settings
         self._facts = dict(facts or {})  # for the start event
-        self._models: dict[str, nn.Module] = {}
-        self._optimizers: dict[str, Optimizer] = {}
+        self._parts = Parts()
         self._schedules: dict[Optimizer, Schedule | Factor] = {}
-        self._averages: dict[str, MovingAverage] = {}
-        self._scaler: LossScaler | None = None
-        self._parameters: dict[Any, list[Parameter]] = {}  # by the models they are of
         self._engine: Engine | None = None
         self.journal = Journal(
             None if folder is None else Path(folder),
@@ -125,13 +119,13 @@ class Run:
         """The same module, on this rank's device, with rank 0's weights and buffers."""
         if any(isinstance(p, UninitializedParameter) for p in model.parameters()):
             raise UserError("the model has lazy modules without weights yet: run a batch through it first")
-        if any(model is prepared for prepared in self._models.values()):
+        if self._parts.has_model(model):
             return model
         model.to(self.world.device)
         if self.world.size > 1:
             for tensor in (*model.parameters(), *model.buffers()):
                 _take_from_rank_0(tensor)
-        self._models[f"model{len(self._models) or ''}"] = model
+        self._parts.add_model(model)
         self._engine = None
         return model
 
@@ -146,27 +140,25 @@ class Run:
         `schedule`: its learning rates' course, as in `lockstep.Schedule.cosine(warmup="500 steps")`, or a function from
         the updates completed to a factor.
         """
-        made = make if isinstance(make, Optimizer) else make(self._parameters_of(models))
+        made = make if isinstance(make, Optimizer) else make(self._parts.parameters_of(models))
         if isinstance(made, torch.optim.LBFGS):
             raise UserError("LBFGS evaluates the loss several times in a step, which a step of lanes does not offer")
-        if not any(made is known for known in self._optimizers.values()):
-            self._optimizers[f"optimizer{len(self._optimizers) or ''}"] = made
+        self._parts.add_optimizer(made)
         if schedule is not None:
             self._schedules[made] = schedule
         return made
 
     def average(self, model: nn.Module, decay: float = 0.999, *, warmup: bool = True) -> MovingAverage:
         """An exponential moving average of a prepared model's weights, which every update of them moves on."""
-        prepared = {parameter for known in self._models.values() for parameter in known.parameters()}
-        if not prepared.issuperset(model.parameters()):
+        if not self._parts.parameter_names().keys() >= set(model.parameters()):
             raise UserError("run.prepare(model) comes before run.average(model): it may give the model other weights")
         made = MovingAverage(model, decay, warmup=warmup)
-        self._averages[f"average{len(self._averages) or ''}"] = made
+        self._parts.add_average(made)
         return made
 
     def moves(self, average: MovingAverage) -> bool:
         """Is it one of this run's?"""
-        return any(average is own for own in self._averages.values())
+        return self._parts.has_average(average)
 
     def loader(
         self,
@@ -244,7 +236,7 @@ class Run:
     @property
     def loss_scale(self) -> float | None:
         """With fp16, what losses are multiplied with at present."""
-        return None if self._scaler is None else self._scaler.scale
+        return None if self._parts.scaler is None else self._parts.scaler.scale
 
     def evaluate(self, model: Any, dataset: Any, metrics: Metrics, *, batch: int = 256) -> dict[str, Any]:
         """Each metric over every sample, counted once: a float, or nested lists of numbers.
@@ -253,22 +245,8 @@ class Run:
         `dataset` may be a loader as well. The batches it is cut into do not depend on the number of ranks.
         """
         loader = dataset if isinstance(dataset, EvaluationLoader) else EvaluationLoader(dataset, batch, self.world)
-        modules = [module for root in _as_list(model) for module in root.modules()]
-        were_training = [module.training for module in modules]
-        tally = Tally(self.world.device)
-        key = key_of(self.seed, "evaluation")
-        autocast = Precision(self.options.precision, self.world.device).autocast  # a lane's own may be entered already
-        try:
-            for root in _as_list(model):
-                root.eval()
-            with torch.no_grad(), undisturbed_streams(cuda=True), autocast:
-                for chunk in loader:
-                    seed_streams(derived(key, chunk.chunk))  # what a metric draws must not depend on who draws it
-                    tally.add(chunk.chunk, metrics(model, chunk.data))
-        finally:
-            for module, was_training in zip(modules, were_training, strict=True):
-                module.training = was_training
-        return tally.results()
+        precision = Precision(self.options.precision, self.world.device)  # a lane's own may be entered already
+        return evaluate(model, loader, metrics, self.world, seed=self.seed, precision=precision)
 
     def log(self, **values: Any) -> None:
         """Put values into the run's events, on rank 0; all ranks may call it."""
@@ -280,27 +258,15 @@ class Run:
         A tensor or array of uint8, or of floats from 0 to 1 (what lies outside is clipped): height × width,
         height × width × 3, 3 × height × width or 1 × height × width. Without a folder it is not kept.
         """
-        check_image(name, image)  # on every rank, so that a mistake ends all of them alike
-        folder = self.journal.folder
-        if not self.world.is_main or not self.journal.is_open or folder is None:
-            return
-        try:
-            path = place_image(folder.path, name, self._number, image)
-        except OSError as error:
-            logger.warning("image %r of step %d could not be written: %s", name, self._number, error)
-            return
-        self.journal.events.emit("step", self._number, images={name: path})
+        self.journal.keep_image(name, self._number, image)
 
     def log_text(self, name: str, text: str) -> None:
         """Put a text into the run's events and show it in the loggers, on rank 0; all ranks may call it."""
-        check_name(name)
-        self.journal.events.emit("step", self._number, texts={name: bounded(text)})
+        self.journal.keep_text(name, self._number, text)
 
     def state(self) -> dict[str, Tensor]:
         """Every tensor that training changes, under a name that says what it is."""
-        averages = {name: average.state() for name, average in self._averages.items()}
-        scaler = {} if self._scaler is None else {"loss_scaler": self._scaler.state()}
-        return state_of(self._models, self._optimizers, averages | scaler)
+        return self._parts.state()
 
     def digest(self) -> str:
         """The sha256 of that state, in hex: equal digests, equal bits."""
@@ -329,10 +295,10 @@ class Run:
             self._engine = None
 
     def _start(self, loader: Loader, epochs: int | None, steps: int | None) -> StepContext:
-        if not self._models:
+        if not self._parts.models:
             raise UserError("nothing to train: run.prepare(model) comes before run.steps(…)")
         self._check_batch_norm(loader)
-        self._parameters = {}
+        self._parts.look_again()
         self._drop_engine(abandon=False)
         self._engine = self._make_engine(loader)
         length = self.length(loader, epochs=epochs, steps=steps)
@@ -355,8 +321,8 @@ class Run:
             speed_up_bound=loader.lanes.speed_up_bound,
             total_steps=length.total_steps,
             precision=self.options.precision,
-            learning_rates=[float(group["lr"]) for each in self._optimizers.values() for group in each.param_groups],
-            parameters=sum(parameter.numel() for parameter in self._parameters_of(None)),
+            learning_rates=self._parts.learning_rates(),
+            parameters=sum(parameter.numel() for parameter in self._parts.parameters_of(None)),
             **self._facts,
         )
         return StepContext(
@@ -365,28 +331,21 @@ class Run:
             update_key=key_of(self.seed, "update") if loader.lanes.count > 1 else None,
             precision=Precision(self.options.precision, self.world.device),
             updater=self._make_updater(length),
-            investigator=Investigator(self.options.on_nonfinite, loader.lanes, self._names(), self._tell_incident),
-            parameters=self._parameters_of,
-            buffers=list(slots_of(self._models.values())),
+            investigator=Investigator(
+                self.options.on_nonfinite, loader.lanes, self._parts.parameter_names(), self._tell_incident
+            ),
+            parameters=self._parts.parameters_of,
+            buffers=list(slots_of(self._parts.models.values())),
         )
 
     def _make_updater(self, length: RunLength) -> Updater:
-        if self.options.precision == "fp16" and self._scaler is None:
-            self._scaler = LossScaler(length.global_batch or 1, self.world.device)
+        if self.options.precision == "fp16" and self._parts.scaler is None:
+            self._parts.scaler = LossScaler(length.global_batch or 1, self.world.device)
         rates = {
             optimizer: schedule.bind(length) if isinstance(schedule, Schedule) else schedule
             for optimizer, schedule in self._schedules.items()
         }
-        return Updater(self.options, self._scaler, rates, list(self._averages.values()))
-
-    def _names(self) -> dict[Parameter, str]:
-        """Under which a parameter is spoken of; several models are told apart."""
-        several = len(self._models) > 1
-        return {
-            parameter: f"{prefix}.{name}" if several else name
-            for prefix, model in self._models.items()
-            for name, parameter in model.named_parameters()
-        }
+        return Updater(self.options, self._parts.scaler, rates, list(self._parts.averages.values()))
 
     def _tell_incident(self, step: int, text: str) -> None:
         self.journal.events.emit("incident", step, text=text)
@@ -394,7 +353,7 @@ class Run:
             logger.warning("%s", text)
 
     def _make_engine(self, loader: Loader) -> Engine:
-        models = list(self._models.values())
+        models = list(self._parts.models.values())
         if loader.lanes.count == 1:
             return OneLaneEngine(self.world, models)
         if self.options.determinism == "fast" or not loader.exact:
@@ -407,7 +366,7 @@ class Run:
 
     def _check_batch_norm(self, loader: Loader) -> None:
         """Batch norm sees a lane, not the global batch."""
-        if not any(isinstance(m, _BatchNorm) for model in self._models.values() for m in model.modules()):
+        if not self._parts.any_batch_norm:
             return
         if loader.tail == "pad":
             raise UserError("tail=pad with batch norm: padding would enter its statistics; use tail=short or tail=drop")
@@ -421,15 +380,6 @@ class Run:
                 loader.global_batch,
                 loader.lanes.count,
             )
-
-    def _parameters_of(self, models: Models | None) -> list[Parameter]:
-        """The trainable parameters, each once; of all prepared models if none is named."""
-        key = None if models is None else models if isinstance(models, nn.Module) else tuple(models)
-        if key not in self._parameters:
-            chosen = self._models.values() if models is None else _as_list(models)
-            # Walking the modules takes longer than a small model's forward pass.
-            self._parameters[key] = list(dict.fromkeys(p for model in chosen for p in model.parameters()))
-        return [parameter for parameter in self._parameters[key] if parameter.requires_grad]
 
     def _after(self, step: int, data_s: float, compute_s: float) -> None:
         if self.journal.is_tracing:
@@ -452,7 +402,3 @@ def _steps_per_epoch(loader: Loader) -> int | None:
         return len(loader)
     except TypeError:  # of a stream, or of a DataLoader whose sampler does not say
         return None
-
-
-def _as_list(models: Models) -> list[nn.Module]:
-    return [models] if isinstance(models, nn.Module) else list(models)

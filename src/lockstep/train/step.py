@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
@@ -17,11 +17,11 @@ from lockstep.engine.gradients import scale_gradients
 from lockstep.engine.table import Count, Term, Terms, as_terms
 from lockstep.errors import UserError
 from lockstep.train.nonfinite import Investigator, LaneGradients, Replay
+from lockstep.train.parts import Models
 from lockstep.train.precision import Precision
 from lockstep.train.update import Updater
 from lockstep.world.randomness import derived, seed_streams, undisturbed_streams
 
-Models = nn.Module | Sequence[nn.Module]
 Loss = Callable[..., Term | Terms]
 """`loss(model, batch)` → a sum and a count, or several by name; with `tail="pad"`, `loss(model, batch, weight=…)`."""
 

@@ -22,8 +22,9 @@ from lockstep.data.evaluation import EvaluationLoader
 from lockstep.errors import UserError
 from lockstep.train.average import MovingAverage
 from lockstep.train.callbacks import Callback
+from lockstep.train.evaluation import Metrics
 from lockstep.train.own_loss import num_samples, own_loss
-from lockstep.train.run import Loader, Metrics, Run
+from lockstep.train.run import Loader, Run
 from lockstep.train.schedule import Factor, Schedule
 from lockstep.train.step import Loss, Step
 from lockstep.world.setup import setup_distributed

@@ -8,7 +8,7 @@ import pytest
 from lockstep.errors import UserError
 from lockstep.events.event import Event, Events
 from lockstep.observe.loggers.guarded import Guarded
-from tests.unit.observe.test_shown import Kept
+from tests.sinks import Kept
 
 
 class Failing(Kept):

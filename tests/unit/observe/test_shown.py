@@ -3,23 +3,11 @@
 import math
 from pathlib import Path
 
-from lockstep.events.event import Event, Events
+from lockstep.events.event import Events
 from lockstep.observe.loggers.shown import Shown, shown
+from tests.sinks import Kept
 
 HERE = Path("runs/a")
-
-
-class Kept:
-    """A sink that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def emit(self, event: Event) -> None:
-        self.events.append(event)
-
-    def close(self) -> None:
-        pass
 
 
 def of(kind: str, **fields: object) -> Shown:

@@ -19,6 +19,7 @@ from lockstep.errors import UserError
 from lockstep.events.jsonl import read_lines
 from lockstep.train.run import Run
 from lockstep.world.world import World
+from tests.sinks import Kept
 
 DATA = TensorDataset(torch.randn(64, 4, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 3)
 
@@ -269,18 +270,8 @@ def test_an_epoch_of_a_stream_asks_for_nothing_of_the_next(tail: str) -> None:
     assert run.step == (2 if tail == "drop" else 3)
 
 
-def test_an_incident_is_said_once(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
-    class Told:
-        def __init__(self) -> None:
-            self.texts: list[str] = []
-
-        def emit(self, event: Any) -> None:
-            self.texts += [event["text"]] if event["kind"] == "incident" else []
-
-        def close(self) -> None:
-            pass
-
-    for sinks in ([], [Told()]):
+def test_an_incident_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    for sinks in ([], [Kept()]):
         caplog.clear()
         run = Run(None, World(), sinks=sinks, on_nonfinite="skip")
         model = run.prepare(nn.Linear(4, 3))
@@ -288,7 +279,7 @@ def test_an_incident_is_said_once(capsys: pytest.CaptureFixture[str], caplog: py
         step.accumulate(lambda model, batch: (loss(model, batch)[0] * torch.nan, 1), model)
         step.update()
         assert len(caplog.messages) == (not sinks)
-        assert all(len(sink.texts) == 1 for sink in sinks)
+        assert all(len(sink.of("incident")) == 1 for sink in sinks)
         run.close(abandon=True)
 
 

@@ -11,24 +11,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lockstep
 from lockstep.errors import UserError
-from lockstep.events.event import Event
 from lockstep.events.jsonl import read_lines
 from lockstep.train import model_registry
 from lockstep.train.run import Run
 from lockstep.train.schedule import Schedule
 from lockstep.train.trainer import Trainer
 from lockstep.world.world import World
-
-
-class Remember:
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def emit(self, event: Event) -> None:
-        self.events.append(event)
-
-    def close(self) -> None:
-        pass
+from tests.sinks import Kept
 
 
 def loader(count: int = 12, batch: int = 4) -> DataLoader[object]:
@@ -70,7 +59,7 @@ def test_either_epochs_or_steps() -> None:
 
 
 def test_the_last_step_is_always_shown() -> None:
-    told = Remember()
+    told = Kept()
     make(run=Run(None, World(), log_every=2, sinks=[told])).train(loader(), steps=5)
     assert [event["step"] for event in told.events if event["kind"] == "step"] == [2, 4, 5]
 
@@ -163,7 +152,7 @@ def test_the_history_is_saved_and_strict_json_even_with_a_nan(tmp_path: Path) ->
 
 
 def test_the_mean_loss_is_over_the_steps_since_the_last_evaluation() -> None:
-    told = Remember()
+    told = Kept()
     trainer = make(run=Run(None, World(), log_every=1, sinks=[told]))
     trainer.train(loader(), epochs=2)
     losses = [event["loss"] for event in told.events if event["kind"] == "step"]
@@ -183,7 +172,7 @@ def test_what_is_evaluated_is_the_average_where_there_is_one() -> None:
 
 
 def test_steps_are_told_with_rate_and_norm() -> None:
-    told = Remember()
+    told = Kept()
     run = Run(None, World(), log_every=1, sinks=[told], clip_norm=1e-3)
     trainer = make(run=run, schedule=Schedule.constant(warmup=4))
     trainer.train(loader(), epochs=1)

@@ -16,6 +16,7 @@ from lockstep.launcher.worker import run_target, users_traceback
 if TYPE_CHECKING:
     from lockstep.config.schema import Config
     from lockstep.train.recipe import Recipe
+    from lockstep.train.run import Resume
 
 app = typer.Typer(
     name="lockstep",
@@ -68,6 +69,15 @@ def train(
     quick: Annotated[bool, typer.Option("--quick", help="A smoke run of seconds: few steps, little data.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print events as JSON lines.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Go on in a folder whose run had other settings, with these.")
+    ] = False,
+    accept_drift: Annotated[
+        bool, typer.Option("--accept-drift", help="Go on although another machine or version changes the answer.")
+    ] = False,
+    stop_after: Annotated[
+        int | None, typer.Option("--stop-after", metavar="N", min=1, help="Save and stop after step N; exit code 75.")
+    ] = None,
     nnodes: Nnodes = None,
     node_rank: NodeRank = None,
     master_addr: MasterAddr = None,
@@ -91,9 +101,12 @@ def train(
     check_extras(settings.log)
     plan = _plan(nproc, nnodes, node_rank, master_addr, master_port, rdzv_endpoint, max_restarts)
     if plan is not None:
-        modes = [*(["--quiet"] if quiet else []), *(["--json"] if as_json else [])]
+        flags = {"--quiet": quiet, "--json": as_json, "--force": force, "--accept-drift": accept_drift}
+        modes = [flag for flag, is_given in flags.items() if is_given]
+        modes += [] if stop_after is None else ["--stop-after", str(stop_after)]
         raise typer.Exit(start(plan, ["-m", "lockstep", "train", config, *changes, "--run", str(folder), *modes]))
-    _train_here(recipe, settings, folder, quiet, as_json)
+    resume: Resume = "force" if force else "accept-drift" if accept_drift else "auto"
+    _train_here(recipe, settings, folder, resume, stop_after, quiet, as_json)
 
 
 @app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
@@ -160,7 +173,15 @@ def _run_here(target: list[str]) -> None:
         raise StopRequested("SIGINT") from None
 
 
-def _train_here(recipe: "Recipe", settings: "Config", folder: Path, quiet: bool, as_json: bool) -> None:
+def _train_here(
+    recipe: "Recipe",
+    settings: "Config",
+    folder: Path,
+    resume: "Resume",
+    stop_after: int | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
     """Be one process of the training: alone, or a worker of whoever started us."""
     import torch
 
@@ -177,7 +198,7 @@ def _train_here(recipe: "Recipe", settings: "Config", folder: Path, quiet: bool,
         sinks: list[Sink] = []
         if world.is_main:
             sinks = [*console_for(quiet=quiet, as_json=as_json), *open_loggers(settings.log, folder)]
-        train_recipe(recipe, settings, world, RunFolder(folder), sinks)
+        train_recipe(recipe, settings, world, RunFolder(folder), sinks, resume=resume, stop_after=stop_after)
     finally:
         cleanup_distributed()
 

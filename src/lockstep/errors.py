@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 EXIT_USER = 2  # the user's mistake
 EXIT_FAILED = 3  # training failed
+EXIT_DRIFT = 4  # could not resume without changing the answer
 EXIT_STOPPED = 75  # stopped on request
 
 
@@ -22,6 +23,12 @@ class UserError(LockstepError):
     """Something the user can put right before anything has started."""
 
     exit_code = EXIT_USER
+
+
+class Stopped(LockstepError):
+    """The run was asked to end before its end; it is saved, and goes on when it is started again."""
+
+    exit_code = EXIT_STOPPED
 
 
 class ConfigError(UserError):

@@ -1,129 +1,214 @@
-"""Writing a checkpoint so that it is there whole or not at all, and reading back only what is intact.
+"""The folder of checkpoints: each is there whole or not at all, and only what is intact is read back.
 
-checkpoints/step-N/manifest.json, model.safetensors …    committed by renaming a temporary folder
-checkpoints/LATEST, BEST                                 name the newest committed one, and the best
+checkpoints/step-N/manifest.json, model.safetensors …    committed by renaming a draft
+checkpoints/LATEST, BEST                                 name the newest and the best, for people and other programs
+
+Of the newest, the folders themselves are asked: a kill may come between a commit and the pointer's move.
 """
 
-import hashlib
-import json
 import os
-import shutil
-from collections.abc import Mapping
+import re
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from lockstep.config.json_text import parse_json
-from lockstep.errors import LockstepError
-from lockstep.events.event import plain
+from lockstep.checkpoint import disk
+from lockstep.checkpoint.manifest import MANIFEST, CheckpointError, Manifest, StoredFile, read_manifest
+from lockstep.checkpoint.shards import assemble
+from lockstep.world.plain_values import join
 
-FORMAT_VERSION = 1
-
-_MANIFEST = "manifest.json"
-_MAX_MANIFEST_BYTES = 2**20
-
-
-class CheckpointError(LockstepError):
-    """A checkpoint is missing, damaged or of another format."""
+_FOLDER_NAME = re.compile(r"step-(0|[1-9][0-9]{0,17})")
+_ASIDE = ".replaced-"  # before the name of a checkpoint that makes room for another of the same step
+_LEFTOVERS = (".draft-", ".removed-")
+_MAX_POINTER_BYTES = 200
 
 
-def save_checkpoint(
-    checkpoints: Path,
-    step: int,
-    tensors: Mapping[str, Mapping[str, Tensor]],
-    facts: Mapping[str, Any],
-    *,
-    is_best: bool = False,
-) -> Path:
-    """Commit a file for each name in `tensors` and the JSON values `facts` as `step-N`; point LATEST at it."""
-    target = checkpoints / f"step-{step}"
-    draft = checkpoints / f".draft-step-{step}-{os.getpid()}"
-    replaced = checkpoints / f".replaced-step-{step}-{os.getpid()}"
-    draft.mkdir(parents=True)
-    try:
-        paths = [draft / f"{name}.safetensors" for name in tensors]
-        for path, group in zip(paths, tensors.values(), strict=True):
-            save_file({name: _own_copy(tensor) for name, tensor in group.items()}, path)
-        files = {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in paths}
-        manifest = {**plain(facts), "format": FORMAT_VERSION, "step": step, "files": files}
-        (draft / _MANIFEST).write_text(json.dumps(manifest, indent=1, allow_nan=False))
-        for path in (*paths, draft / _MANIFEST, draft):
-            _flush(path)
+class Retention(NamedTuple):
+    """Which checkpoints stay: the newest `keep`, those of every `keep_every`-th step, and the best."""
+
+    keep: int = 3
+    keep_every: int | None = None
+
+    def stays(self, age: int, step: int) -> bool:
+        """`age`: how many are newer."""
+        return age < self.keep or (self.keep_every is not None and step % self.keep_every == 0)
+
+
+class Checkpoint(NamedTuple):
+    path: Path
+    manifest: Manifest
+    values: dict[str, Any]  # by part
+
+
+@dataclass(frozen=True)
+class Store:
+    folder: Path
+
+    def steps(self) -> list[int]:
+        """Of the committed checkpoints, the newest first."""
+        return sorted(_found(self.folder), reverse=True)
+
+    def path(self, step: int) -> Path:
+        """Where it is; a kill can leave one set aside for a successor that never came."""
+        path = self.folder / f"step-{step}"
+        aside = _aside(path)
+        return aside if aside.exists() and not path.exists() else path
+
+    def manifest(self, step: int) -> Manifest:
+        path = self.path(step)
+        manifest = read_manifest(path)
+        if manifest.step != step:
+            raise CheckpointError(f"{path}: holds step {manifest.step}, so it is not where it was written")
+        return manifest
+
+    def load(self, step: int) -> Checkpoint:
+        """All of it, every file compared with its hash."""
+        path, manifest = self.path(step), self.manifest(step)
+        files = {name: read_file(path, name, stored) for name, stored in manifest.files.items()}
+        try:
+            values = {
+                part: join(form, files.get(f"{part}.safetensors", {}) | assemble(manifest.shards.get(part, {}), files))
+                for part, form in manifest.forms.items()
+            }
+        except ValueError as error:
+            raise CheckpointError(f"{path}: {error}") from None
+        return Checkpoint(path, manifest, values)
+
+    def newest_intact(self, run_id: str, tell: Callable[[str], None]) -> Checkpoint | None:
+        """The newest that loads; `tell` is called with what is wrong with each one passed over."""
+        for step in self.steps():
+            try:
+                found = self.load(step)
+            except CheckpointError as error:
+                tell(str(error))
+                continue
+            if found.manifest.run_id == run_id:
+                return found
+            tell(f"{found.path}: is of another run ({found.manifest.run_id}, and this one is {run_id})")
+        return None
+
+    def draft(self, step: int, token: str) -> Path:
+        """Where a save's files go before it is committed."""
+        return self.folder / f".draft-step-{step}-{token}"
+
+    def commit(self, draft: Path, manifest: Manifest) -> Path:
+        """Make a draft whose files are all on the disk a checkpoint; then the pointers move."""
+        disk.write_file(draft / MANIFEST, manifest.text())
+        disk.flush(draft)
+        target = self.folder / f"step-{manifest.step}"
+        aside = _aside(target)
         if target.exists():
-            target.rename(replaced)  # an earlier attempt's result at the same step
-        draft.rename(target)
-        _flush(checkpoints)
-    except SafetensorError as error:
-        raise CheckpointError(f"{target} could not be written: {error}") from None
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-        shutil.rmtree(replaced, ignore_errors=True)
-    _point(checkpoints / "LATEST", target.name)
-    if is_best:
-        _point(checkpoints / "BEST", target.name)
-    return target
+            disk.remove_folder(aside)
+            disk.rename(target, aside)
+        disk.rename(draft, target)
+        disk.remove_folder(aside)
+        pointer = f"{target.name} {manifest.commit}\n".encode()
+        disk.replace_file(self.folder / "LATEST", pointer)
+        if manifest.is_best:
+            disk.replace_file(self.folder / "BEST", pointer)
+        return target
+
+    def prune(self, retention: Retention) -> None:
+        """Remove what is not to stay; the best does, whatever its age."""
+        best = self.best()
+        for age, step in enumerate(self.steps()):
+            if not retention.stays(age, step) and step != best:
+                disk.remove_folder(self.path(step))
+
+    def best(self) -> int | None:
+        """The step that was the best: the newest that says so of itself. BEST saves looking at all of them."""
+        named = self._named_best()
+        return named if named is not None else next(filter(self._was_best, self.steps()), None)
+
+    def _named_best(self) -> int | None:
+        try:
+            with (self.folder / "BEST").open("rb") as file:
+                name, commit = file.read(_MAX_POINTER_BYTES).decode().split()
+        except (OSError, ValueError):
+            return None
+        match = _FOLDER_NAME.fullmatch(name)
+        return int(match[1]) if match and self._was_best(int(match[1]), commit) else None
+
+    def _was_best(self, step: int, commit: str | None = None) -> bool:
+        with suppress(CheckpointError):
+            manifest = self.manifest(step)
+            return manifest.is_best and commit in (None, manifest.commit)
+        return False
+
+    def tidy(self) -> None:
+        """Clear away what kills have left. Only while no other process writes here."""
+        if not self.folder.is_dir():
+            return
+        for path in list(self.folder.iterdir()):
+            if path.name.startswith(_LEFTOVERS):
+                disk.remove_folder(path)
+            elif path.name.startswith(_ASIDE):
+                target = path.with_name(path.name.removeprefix(_ASIDE))
+                if target.exists():
+                    disk.remove_folder(path)
+                else:
+                    disk.rename(path, target)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> StoredFile:
+    """A new file of contiguous tensors in main memory, brought to the disk."""
+    save_file(dict(tensors), path)
+    disk.flush(path)
+    return StoredFile(path.stat().st_size, disk.content_hash(path))
+
+
+def read_file(checkpoint: Path, name: str, stored: StoredFile) -> dict[str, Tensor]:
+    """A file's tensors, after comparing it with what the manifest says."""
+    path = checkpoint / name
+    try:
+        found = os.lstat(path)
+        if not stat.S_ISREG(found.st_mode):
+            raise CheckpointError(f"{checkpoint}: {name} is not a regular file")
+        if found.st_size != stored.size:
+            raise CheckpointError(f"{checkpoint}: {name} has {found.st_size:,} bytes instead of {stored.size:,}")
+        if disk.content_hash(path) != stored.sha256:
+            raise CheckpointError(f"{checkpoint}: {name} does not match its hash")
+        return load_file(path)
+    except OSError as error:
+        raise CheckpointError(f"{checkpoint}: {name} cannot be read: {error.strerror or error}") from None
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{checkpoint}: {name} is not what safetensors reads: {error}") from None
 
 
 def latest_checkpoint(checkpoints: Path) -> Path | None:
     """The newest committed checkpoint, or None if nothing was committed yet."""
-    return _pointed_at(checkpoints / "LATEST")
+    store = Store(checkpoints)
+    return next((store.path(step) for step in store.steps()), None)
 
 
 def best_checkpoint(checkpoints: Path) -> Path | None:
     """The one that was the best by the run's metric, or None."""
-    return _pointed_at(checkpoints / "BEST")
+    store = Store(checkpoints)
+    step = store.best()
+    return None if step is None else store.path(step)
 
 
 def load_weights(checkpoint: Path, name: str = "model") -> dict[str, Tensor]:
     """The tensors of one of a checkpoint's files, after comparing it with the manifest's hash."""
-    file_name = f"{name}.safetensors"
-    with (checkpoint / _MANIFEST).open("rb") as file:
-        manifest = parse_json(file.read(_MAX_MANIFEST_BYTES))
-    if manifest.get("format") != FORMAT_VERSION:
-        raise CheckpointError(f"{checkpoint}: format {manifest.get('format')!r}, expected {FORMAT_VERSION}")
-    if file_name not in manifest["files"]:
-        raise CheckpointError(f"{checkpoint}: has no {file_name}, but {', '.join(manifest['files'])}")
-    if _sha256(checkpoint / file_name) != manifest["files"][file_name]["sha256"]:
-        raise CheckpointError(f"{checkpoint}: {file_name} does not match its hash")
-    return load_file(checkpoint / file_name)
+    manifest, file_name = read_manifest(checkpoint), f"{name}.safetensors"
+    if file_name not in manifest.files:
+        raise CheckpointError(f"{checkpoint}: has no {file_name}, but {', '.join(manifest.files)}")
+    return read_file(checkpoint, file_name, manifest.files[file_name])
 
 
-def _own_copy(tensor: Tensor) -> Tensor:
-    """Tied weights share memory and channels-last ones are strided: safetensors writes neither as they are."""
-    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+def _found(folder: Path) -> Iterator[int]:
+    names = {path.name.removeprefix(_ASIDE) for path in folder.iterdir()} if folder.is_dir() else set()
+    for name in names:
+        if match := _FOLDER_NAME.fullmatch(name):
+            yield int(match[1])
 
 
-def _point(pointer: Path, name: str) -> None:
-    draft = pointer.with_name(f".{pointer.name}.draft")
-    draft.write_text(name + "\n")
-    _flush(draft)
-    draft.replace(pointer)
-    _flush(pointer.parent)
-
-
-def _pointed_at(pointer: Path) -> Path | None:
-    try:
-        name = pointer.read_text().strip()
-    except FileNotFoundError:
-        return None
-    if not name.removeprefix("step-").isdecimal():
-        raise CheckpointError(f"{pointer}: expected a name like step-100, got {name[:40]!r}")
-    return pointer.parent / name
-
-
-def _flush(path: Path) -> None:
-    """Bring a file or a folder's entries to the disk; a rename alone orders nothing after a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _aside(path: Path) -> Path:
+    return path.with_name(_ASIDE + path.name)

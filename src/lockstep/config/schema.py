@@ -233,6 +233,19 @@ class EarlyStoppingConfig(GoalConfig):
     min_delta: NonNegative = 0.0  # less than this is none
 
 
+class CheckpointConfig(Frozen):
+    """When to save besides the end, and what stays; the best model does in any case."""
+
+    every: DurationField = Duration.parse("200 steps")
+    keep: Count = 3  # the newest
+    keep_every: Count | None = None  # and those of every so-many-th step
+
+    @field_validator("every")
+    @classmethod
+    def _comes_at_last(cls, value: Duration) -> Duration:
+        return _require_time(value)
+
+
 class WandbConfig(Frozen):
     """Weights & Biases. What is not said here is W&B's to decide: its own variables (WANDB_PROJECT …), its defaults."""
 
@@ -270,6 +283,7 @@ class Config(Frozen):
     evaluate_every: DurationField = Duration.parse("1 epoch")
     best: GoalConfig | None = None  # keep a checkpoint of the best model by this metric
     early_stopping: EarlyStoppingConfig | None = None
+    checkpoint: CheckpointConfig = CheckpointConfig()
     determinism: Literal["lockstep", "fast"] = "lockstep"
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"  # bf16 and fp16: autocast; fp16 scales the loss too
     tf32: Flag = False  # in fp32 products on a GPU

@@ -131,6 +131,10 @@ class ForeignLoader:
             raise ValueError(f"batches({start}, {stop}): expected 0 <= start <= stop")
         return moved(self._batches(start, stop), self._world.device)
 
+    def facts(self) -> dict[str, Any]:
+        """As a LaneLoader's. Which samples its batches hold is not known to anybody."""
+        return {"kind": "foreign", "tail": self.tail}
+
     def state_dict(self) -> dict[str, Any]:
         """Empty: how far a DataLoader has come is not known to anybody."""
         return {}

@@ -83,16 +83,27 @@ class IterableLaneLoader:
     def __len__(self) -> int:
         raise TypeError("an iterable data set has no length: count steps instead of epochs")
 
-    def batches(self, start: int = 0, stop: int | None = None, *, epochs: int | None = None) -> Iterator[GlobalBatch]:
+    def batches(
+        self,
+        start: int = 0,
+        stop: int | None = None,
+        *,
+        epochs: int | None = None,
+        first_epoch: int | None = None,
+    ) -> Iterator[GlobalBatch]:
         """The batches numbered `start` to `stop`, over all epochs; endless without a `stop`. `epochs`: to the end of so
-        many, the first batch's included; nothing of a further one is asked for.
+        many; nothing of a further one is asked for. They are counted from `first_epoch`, or the first batch's.
 
         If `start` is the place that the loader's state names, it begins there; if not, everything before it is read and
         thrown away. One iterator at a time: the loader's state is that of the latest.
         """
         if start < 0 or (stop is not None and stop < start):
             raise ValueError(f"batches({start}, {stop}): expected 0 <= start <= stop")
-        return moved(self._batches(start, stop, epochs), self._world.device, ahead=False)
+        return moved(self._batches(start, stop, epochs, first_epoch), self._world.device, ahead=False)
+
+    def facts(self) -> dict[str, Any]:
+        """As a LaneLoader's. Samples of a stream have no number that could be looked up."""
+        return {"kind": "stream", "global_batch": self.global_batch, "tail": self.tail, "seed": self.seed}
 
     def state_dict(self) -> State:
         if self._states is None:
@@ -112,12 +123,15 @@ class IterableLaneLoader:
         self._saved = {**state, "streams": streams}
         self._states = None
 
-    def _batches(self, start: int, stop: int | None, epochs: int | None) -> Generator[GlobalBatch, None, None]:
+    def _batches(
+        self, start: int, stop: int | None, epochs: int | None, first_epoch: int | None
+    ) -> Generator[GlobalBatch, None, None]:
         saved = self.state_dict()
         if saved["number"] > start:
             saved = self._beginning()
         number, epoch, batch = saved["number"], saved["epoch"], saved["batch"]
-        last_epoch: int | None = None  # known with the first batch: the place may be an epoch's very end
+        # Without a first epoch, known with the first batch: the place may be an epoch's very end.
+        last_epoch = None if epochs is None or first_epoch is None else first_epoch + epochs - 1
         with self._reader(Place(epoch, batch, saved["streams"])) as reader:
             while stop is None or number < stop:
                 read = reader.read(epoch)

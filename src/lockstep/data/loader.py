@@ -15,7 +15,7 @@ from torch import Tensor
 from lockstep.data.batch import GlobalBatch, LaneBatch
 from lockstep.data.cut import Cut, Tail
 from lockstep.data.lanes import choose_lanes, share_lanes
-from lockstep.data.order import Order
+from lockstep.data.order import ORDER_VERSION, Order
 from lockstep.data.prefetch import moved
 from lockstep.data.samples import Collate, LaneRequest, num_samples, open_source
 from lockstep.data.workers import WorkerInit, Workers
@@ -108,6 +108,18 @@ class LaneLoader:
     def dropped(self, epoch: int) -> range:  # noqa: ARG002  (the same in each; a ledger asks by epoch)
         """The positions in an epoch's order that no batch consumes."""
         return self._cut.dropped()
+
+    def facts(self) -> dict[str, Any]:
+        """What decides which samples a batch holds; with it, the ledger's positions can be turned into samples."""
+        return {
+            "kind": "indexed",
+            "length": self._cut.length,
+            "global_batch": self.global_batch,
+            "tail": self.tail,
+            "seed": self.seed,
+            "shuffle": self._shuffle,
+            "order_version": ORDER_VERSION,
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """Empty: the batch number says it all."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import Parameter
 from torch.optim import Optimizer
 
 State = Mapping[str, Tensor]
@@ -21,24 +22,38 @@ def state_of(
 ) -> dict[str, Tensor]:
     """Weights, buffers, optimizer state and `others`' tensors, each under a name that says what it is."""
     state: dict[str, Tensor] = {}
-    names: dict[int, str] = {}
     for prefix, model in models.items():
         for name, tensor in model.state_dict(keep_vars=True).items():
             if isinstance(tensor, Tensor):
                 state[f"{prefix}/{name}"] = tensor.detach()
         for name, buffer in model.named_buffers():  # those that are not saved count too
             state[f"{prefix}/{name}"] = buffer.detach()
-        for name, parameter in model.named_parameters():
-            names.setdefault(id(parameter), f"{prefix}/{name}")
     for prefix, optimizer in (optimizers or {}).items():
-        parameters = (p for group in optimizer.param_groups for p in group["params"])
-        for index, parameter in enumerate(parameters):
-            owner = names.get(id(parameter), str(index))
-            for key, value in optimizer.state.get(parameter, {}).items():
-                state |= {f"{prefix}/{owner}/{path}": tensor for path, tensor in _tensors(value, key)}
+        owners = {owner: optimizer.state.get(p, {}) for owner, p in owners_in(optimizer, models).items()}
+        state |= flattened(prefix, owners)
     for prefix, tensors in (others or {}).items():
         state |= {f"{prefix}/{name}": tensor for name, tensor in tensors.items()}
     return state
+
+
+def owners_in(optimizer: Optimizer, models: Mapping[str, nn.Module]) -> dict[str, Parameter]:
+    """The optimizer's parameters by their models' names for them; one that no model has, by its number."""
+    names: dict[int, str] = {}
+    for prefix, model in models.items():
+        for name, parameter in model.named_parameters():
+            names.setdefault(id(parameter), f"{prefix}/{name}")
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return {names.get(id(parameter), str(index)): parameter for index, parameter in enumerate(parameters)}
+
+
+def flattened(prefix: str, owners: Mapping[str, Mapping[str, Any]]) -> dict[str, Tensor]:
+    """An optimizer's state for each parameter, as tensors with names."""
+    return {
+        f"{prefix}/{owner}/{path}": tensor
+        for owner, state in owners.items()
+        for key, value in state.items()
+        for path, tensor in _tensors(value, key)
+    }
 
 
 def tensor_digests(state: State) -> dict[str, str]:

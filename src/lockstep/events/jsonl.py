@@ -1,34 +1,74 @@
 """Append-only files of one JSON object a line, and how to read them while they grow."""
 
+import errno
+import hashlib
 import json
+import logging
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lockstep.config.json_text import parse_json
 from lockstep.errors import UserError
 from lockstep.events.event import Event
 
+logger = logging.getLogger("lockstep")
+
 _MAX_LINE_BYTES = 2**20
 
 
+class Mark(NamedTuple):
+    """How a file began: the sha256, in hex, of its first bytes."""
+
+    size: int
+    sha256: str
+
+
 class JsonLines:
-    """A sink that appends. One write call a line, so that a kill leaves at most the last line torn."""
+    """A sink that appends. One write call a line, so that a kill leaves at most the last line torn.
+
+    A disk that is full or gone costs lines, not the run: that is said once, and every further line is tried again.
+    """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
+        self._is_torn = False
+        self._is_failing = False
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("ab", buffering=0)
+            with path.open("rb") as earlier:
+                self._hash = hashlib.file_digest(earlier, "sha256")
         except OSError as error:
             raise UserError(f"cannot write {path}: {error.strerror}") from None
-        if path.stat().st_size and not _ends_with_newline(path):
-            self._file.write(b"\n")  # a kill tore the last line: keep ours apart from it
+        self._size = path.stat().st_size
+        if self._size and not _ends_with_newline(path):
+            self._append(b"\n")  # a kill tore the last line: keep ours apart from it
 
     def emit(self, event: Event) -> None:
-        self._file.write(json.dumps(event, allow_nan=False).encode() + b"\n")
+        line = json.dumps(event, allow_nan=False).encode() + b"\n"
+        try:
+            self._append(b"\n" + line if self._is_torn else line)
+            self._is_torn = self._is_failing = False
+        except OSError as error:
+            if not self._is_failing:
+                logger.warning("%s: lines are being lost: %s", self._path, error.strerror or error)
+            self._is_failing = True
+
+    def mark(self) -> Mark:
+        return Mark(self._size, self._hash.hexdigest())
 
     def close(self) -> None:
         self._file.close()
+
+    def _append(self, data: bytes) -> None:
+        written = self._file.write(data) or 0
+        self._hash.update(data[:written])
+        self._size += written
+        if written < len(data):
+            self._is_torn = True
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -38,6 +38,7 @@ class Settings(Protocol):
 class Claim:
     """A run's hold on its folder, until it is released or the process ends."""
 
+    run_id: str
     attempt: int
     lock: TextIO
 
@@ -70,17 +71,21 @@ class RunFolder:
         return self.path / "history.json"
 
     @property
+    def ledger(self) -> Path:
+        return self.path / "ledger.jsonl"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
     def rank_log(self, rank: int) -> Path:
         return self.path / "ranks" / f"{rank}.jsonl"
 
-    def claim(self, settings: Settings, fingerprint: Mapping[str, Any]) -> Claim:
+    def claim(self, settings: Settings, fingerprint: Mapping[str, Any], *, force: bool = False) -> Claim:
         """Make the folder ours, or come back to it with the same settings.
 
-        Nothing that is there is ever overwritten: other settings, a folder that is not a run's, or one that another
-        process is training in, is refused.
+        Other settings, a folder that is not a run's, or one that another process is training in, is refused. `force`:
+        other settings are taken, and written down.
         """
         try:
             if self._is_foreign():
@@ -88,7 +93,8 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = self._lock()
             try:
-                return Claim(self._begin_or_come_back(settings, fingerprint), lock)
+                run_id = self._come_back(settings, force) if self.facts.exists() else self._begin(settings, fingerprint)
+                return Claim(run_id, self._next_attempt(), lock)
             except BaseException:
                 lock.close()
                 raise
@@ -121,11 +127,7 @@ class RunFolder:
         lock.flush()
         return lock
 
-    def _begin_or_come_back(self, settings: Settings, fingerprint: Mapping[str, Any]) -> int:
-        """The number of this attempt."""
-        if self.facts.exists():
-            self._check_same(settings)
-            return self._next_attempt()
+    def _begin(self, settings: Settings, fingerprint: Mapping[str, Any]) -> str:
         write_whole(self.config, settings.text())
         facts = {
             "format": FORMAT_VERSION,
@@ -135,23 +137,32 @@ class RunFolder:
             "fingerprint": dict(fingerprint),
         }
         write_whole(self.facts, json.dumps(facts, indent=1) + "\n")
-        return 1
+        return str(facts["run_id"])
 
-    def _check_same(self, settings: Settings) -> None:
+    def read_facts(self) -> dict[str, Any]:
+        """run.json, checked."""
         with self.facts.open("rb") as file:
             try:
                 facts = parse_json(file.read(_MAX_RUN_JSON_BYTES))
             except ValueError:
                 facts = None
-        if not isinstance(facts, dict):
+        if not isinstance(facts, dict) or not isinstance(facts.get("run_id"), str):
             raise UserError(f"{self.facts} is damaged: choose another folder with --run")
         if facts.get("format") != FORMAT_VERSION:
             raise UserError(f"{self.facts}: format {facts.get('format')!r}, this lockstep writes {FORMAT_VERSION}")
+        return facts
+
+    def _come_back(self, settings: Settings, force: bool) -> str:
+        facts = self.read_facts()
         if facts.get("config_digest") != settings.digest() and (changes := settings.changes_since(self.config)):
-            raise UserError(
-                f"{self.path} holds a run with another config: choose another folder with --run\n"
-                + "\n".join(f"  {change}" for change in changes)
-            )
+            if not force:
+                raise UserError(
+                    f"{self.path} holds a run with another config: choose another folder with --run, "
+                    "or go on with this one by --force\n" + "\n".join(f"  {change}" for change in changes)
+                )
+            write_whole(self.config, settings.text())
+            write_whole(self.facts, json.dumps({**facts, "config_digest": settings.digest()}, indent=1) + "\n")
+        return str(facts["run_id"])
 
     def _next_attempt(self) -> int:
         if not self.events.exists():

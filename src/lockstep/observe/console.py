@@ -73,7 +73,7 @@ class ProgressConsole:
         for line in describe(event):
             self._console.print(line, markup=False)
         if event["kind"] == "start":
-            self._progress.update(self._task, total=event["total_steps"])
+            self._progress.update(self._task, total=event["total_steps"], completed=event["step"])
             self._progress.start()
 
     def close(self) -> None:
@@ -100,8 +100,10 @@ def _start(event: Event) -> list[str]:
         lines.append(f"Initialized DDP with {event['processes']} processes ({event['backend']}, {event['device']})")
     if event["launcher"] not in ("none", "lockstep"):
         lines.append(f"these processes are workers, supervised by whoever started them ({event['launcher']})")
-    if event["attempt"] > 1:
-        lines.append(f"attempt {event['attempt']} in this folder: training starts again from the first step")
+    if event["resumed"] is not None:
+        lines.append(f"resumed at step {event['step']} from {event['resumed']} (attempt {event['attempt']})")
+    elif event["attempt"] > 1:
+        lines.append(f"attempt {event['attempt']}: no checkpoint in this folder yet, training starts at the first step")
     lines.append(
         f"{event['recipe']}: {event['parameters']:,} parameters on {event['device']}, "
         f"{_batch(event)}, {_rates(event)}, {event['total_steps']} steps → {event['folder']}"

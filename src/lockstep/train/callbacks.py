@@ -4,7 +4,7 @@ All ranks call them with the same values, so decisions made from those agree wit
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from lockstep.errors import UserError
@@ -30,6 +30,13 @@ class Callback:
 
     def on_end(self, trainer: "Trainer") -> None:
         """After the last evaluation."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must hold of it."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        pass
 
 
 class Best:
@@ -58,6 +65,12 @@ class Best:
         self.step, self.value = step, value
         return True
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self.step, "value": self.value}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.step, self.value = state["step"], state["value"]
+
 
 class EarlyStopping(Callback):
     """Stops when a metric has not improved, by more than `min_delta`, in `patience` evaluations."""
@@ -81,14 +94,26 @@ class EarlyStopping(Callback):
                 + (f"; it was {best.value:.6g} at step {best.step}" if best.value is not None else "")
             )
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best.state_dict(), "waited": self._waited}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.best.load_state_dict(state["best"])
+        self._waited = state["waited"]
+
 
 class KeepBest(Callback):
-    """Calls `save(trainer)` whenever a metric reaches its best value yet."""
+    """Keeps a checkpoint whenever a metric reaches its best value yet."""
 
-    def __init__(self, metric: str, mode: Mode, save: Callable[["Trainer"], None]) -> None:
+    def __init__(self, metric: str, mode: Mode) -> None:
         self.best = Best(metric, mode)
-        self._save = save
 
     def on_evaluate(self, trainer: "Trainer", metrics: Mapping[str, Any]) -> None:
         if self.best.improves(trainer.step, metrics):
-            self._save(trainer)
+            trainer.keep_best()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.best.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.best.load_state_dict(state)

@@ -6,7 +6,6 @@ from typing import Any, Literal, NamedTuple
 
 from torch.utils.data import Dataset, Subset
 
-from lockstep.checkpoint.store import save_checkpoint
 from lockstep.config.resolved import ResolvedSettings
 from lockstep.config.schema import Config
 from lockstep.data.evaluation import EvaluationLoader
@@ -14,13 +13,13 @@ from lockstep.errors import UserError
 from lockstep.events.event import Sink
 from lockstep.events.run_folder import RunFolder
 from lockstep.train.callbacks import Callback, EarlyStopping, KeepBest
+from lockstep.train.checkpoints import Saving
 from lockstep.train.optimizer import build_optimizer
 from lockstep.train.options import StepOptions
 from lockstep.train.recipe import Recipe, Splits
-from lockstep.train.run import Run
+from lockstep.train.run import Resume, Run
 from lockstep.train.schedule import build_schedule
 from lockstep.train.trainer import Trainer
-from lockstep.world.collectives import barrier
 from lockstep.world.world import World
 
 _QUICK_STEPS = 8
@@ -41,13 +40,23 @@ class Outcome(NamedTuple):
     folder: Path
 
 
-def train_recipe(recipe: Recipe, config: Config, world: World, folder: RunFolder, sinks: Sequence[Sink]) -> Outcome:
-    """Train. `sinks` (the terminal, loggers) are told on rank 0 alone, which also alone writes what is shared."""
+def train_recipe(
+    recipe: Recipe,
+    config: Config,
+    world: World,
+    folder: RunFolder,
+    sinks: Sequence[Sink],
+    *,
+    resume: Resume = "auto",
+    stop_after: int | None = None,
+) -> Outcome:
+    """Train, or go on where the folder says. `sinks` (the terminal, loggers) are told on rank 0 alone."""
     if world.size > 1 and not config.use_ddp:
         raise UserError(f"use_ddp=false means one process, but {world.size} were started: leave -n away")
     run = Run(
         folder.path,
         world,
+        resume=resume,
         trace=config.trace,
         log_every=config.log_every,
         sinks=sinks,
@@ -55,6 +64,7 @@ def train_recipe(recipe: Recipe, config: Config, world: World, folder: RunFolder
         facts={"recipe": config.recipe, "folder": str(folder.path)},
         **{name: getattr(config, name) for name in StepOptions.names()},
     )
+    run.stop_after = stop_after
     model = recipe.model(config)  # drawn from the seed's stream for weights, which Run has just begun
     batch = global_batch(config, world)
     splits = recipe.data(config)
@@ -70,14 +80,14 @@ def train_recipe(recipe: Recipe, config: Config, world: World, folder: RunFolder
         lanes_per_rank=config.lanes_per_rank,
     )
     test = EvaluationLoader(splits.test, config.evaluation_batch, world, workers=config.workers)
-    callbacks = _callbacks(config)
+    saving = Saving(config.checkpoint.every, config.checkpoint.keep, config.checkpoint.keep_every)
     trainer = Trainer(
         model,
         build_optimizer(model, config.optim, batch.size),
         recipe.loss,
         recipe.metrics,
         schedule=build_schedule(config.schedule),
-        callbacks=callbacks,
+        callbacks=_callbacks(config),
         run=run,
     )
     if config.average is not None:
@@ -85,11 +95,8 @@ def train_recipe(recipe: Recipe, config: Config, world: World, folder: RunFolder
     steps = min(_QUICK_STEPS, config.steps or _QUICK_STEPS) if config.quick else config.steps
     epochs = None if steps else config.epochs
     try:
-        trainer.train(train, test, epochs=epochs, steps=steps, evaluate_every=config.evaluate_every)
+        trainer.train(train, test, epochs=epochs, steps=steps, evaluate_every=config.evaluate_every, saving=saving)
         metrics = trainer.metrics
-        if not any(isinstance(each, KeepBest) and each.best.step == run.step for each in callbacks):
-            _save(trainer)  # else it has just been
-        barrier()  # nobody is done before the result is on the disk
         if conclude := getattr(recipe, "conclude", None):
             with trainer.evaluated_weights():
                 conclude(run, trainer.model, config)
@@ -118,23 +125,10 @@ def global_batch(config: Config, world: World) -> Batch:
 def _callbacks(config: Config) -> list[Callback]:
     callbacks: list[Callback] = []
     if config.best is not None:
-        callbacks.append(KeepBest(config.best.metric, config.best.mode, lambda trainer: _save(trainer, is_best=True)))
+        callbacks.append(KeepBest(config.best.metric, config.best.mode))
     if (stopping := config.early_stopping) is not None:
         callbacks.append(EarlyStopping(stopping.metric, stopping.mode, stopping.patience, stopping.min_delta))
     return callbacks
-
-
-def _save(trainer: Trainer, *, is_best: bool = False) -> None:
-    """The weights, and the averaged ones where there are any; by rank 0."""
-    run = trainer.run
-    folder = run.journal.folder
-    if folder is None or not run.world.is_main:
-        return
-    tensors = {"model": trainer.model.state_dict()}
-    if trainer.average is not None:
-        tensors["average"] = trainer.average.state()
-    path = save_checkpoint(folder.checkpoints, run.step, tensors, {"metrics": trainer.metrics}, is_best=is_best)
-    run.journal.events.emit("checkpoint", run.step, path=str(path.relative_to(folder.path)), is_best=is_best)
 
 
 def _first(dataset: Dataset[Any], count: int) -> Dataset[Any]:

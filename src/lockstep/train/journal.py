@@ -10,7 +10,7 @@ from lockstep.engine.digest import State
 from lockstep.engine.trace import DigestTrace
 from lockstep.errors import UserError
 from lockstep.events.event import Events, Sink, plain
-from lockstep.events.jsonl import JsonLines
+from lockstep.events.jsonl import JsonLines, Mark
 from lockstep.events.media import bounded, check_image, check_name, place_image
 from lockstep.events.run_folder import Claim, RunFolder, Settings, write_whole
 from lockstep.world.objects import broadcast_object
@@ -22,7 +22,9 @@ logger = logging.getLogger("lockstep")
 class Journal:
     """Rank 0 alone writes what is shared; `sinks` (the terminal, loggers) are told there alone. No folder, no files."""
 
-    def __init__(self, folder: Path | None, world: World, sinks: Sequence[Sink], *, trace: bool) -> None:
+    def __init__(
+        self, folder: Path | None, world: World, sinks: Sequence[Sink], *, trace: bool, force: bool = False
+    ) -> None:
         self.folder = None if folder is None else RunFolder(folder)
         self.events = Events()
         self.rank_log = Events()
@@ -30,7 +32,10 @@ class Journal:
         self._sinks = list(sinks) if world.is_main else []
         self._wants_trace = trace
         self._trace: DigestTrace | None = None
+        self._force = force
         self._claim: Claim | None = None
+        self._events_file: JsonLines | None = None
+        self.run_id = ""
         self.is_open = False
 
     def open(self, settings: Settings, facts: Mapping[str, Any]) -> None:
@@ -41,17 +46,30 @@ class Journal:
         if self.folder is None:
             self.events = Events(self._sinks)
             return
-        attempt = self._claim_together(self.folder, settings, facts)
-        events_file = [JsonLines(self.folder.events)] if self._world.is_main else []
-        self.events = Events([*events_file, *self._sinks], attempt)
+        self.run_id, attempt = self._claim_together(self.folder, settings, facts)
+        if self._world.is_main:
+            self._events_file = JsonLines(self.folder.events)
+            self.events = Events([self._events_file, *self._sinks], attempt)
+        else:
+            self.events = Events(attempt=attempt)
         self.rank_log = Events([JsonLines(self.folder.rank_log(self._world.rank))], attempt)
         if self._wants_trace and self._world.is_main:
             self._trace = DigestTrace(self.folder.trace)
 
     def save_history(self, history: Sequence[Mapping[str, Any]]) -> None:
         """All evaluations so far, as one file that other programs read easily."""
-        if self.folder is not None and self._world.is_main:
+        if self.folder is None or not self._world.is_main:
+            return
+        try:
             write_whole(self.folder.history, json.dumps(plain(history), indent=1, allow_nan=False) + "\n")
+        except OSError as error:
+            logger.warning("%s could not be written: %s", self.folder.history, error.strerror or error)
+
+    def tell_incident(self, step: int, text: str) -> None:
+        """All ranks may call it; rank 0 says it, to the log where nobody else would."""
+        self.events.emit("incident", step, text=text)
+        if self._world.is_main and not self._sinks:
+            logger.warning("%s", text)
 
     def keep_image(self, name: str, step: int, image: Any) -> None:
         """A PNG in the folder, and an event that says so; checked on every rank, so that a mistake ends all alike."""
@@ -69,14 +87,13 @@ class Journal:
         check_name(name)
         self.events.emit("step", step, texts={name: bounded(text)})
 
+    def events_mark(self) -> Mark | None:
+        """How far the event history has come; on rank 0."""
+        return None if self._events_file is None else self._events_file.mark()
+
     def trace(self, step: int, state: State) -> None:
         if self._trace is not None:
             self._trace.record(step, state)
-
-    @property
-    def has_sinks(self) -> bool:
-        """Is anybody told besides the folder?"""
-        return bool(self._sinks)
 
     @property
     def is_tracing(self) -> bool:
@@ -91,16 +108,16 @@ class Journal:
             self._claim.release()
         self.is_open = False
 
-    def _claim_together(self, folder: RunFolder, settings: Settings, facts: Mapping[str, Any]) -> int:
-        """Rank 0 claims; all learn the attempt's number, or fail alike."""
+    def _claim_together(self, folder: RunFolder, settings: Settings, facts: Mapping[str, Any]) -> tuple[str, int]:
+        """Rank 0 claims; all learn the run's id and the attempt's number, or fail alike."""
         answer: dict[str, Any] = {}
         if self._world.is_main:
             try:
-                self._claim = folder.claim(settings, facts)
-                answer = {"attempt": self._claim.attempt}
+                self._claim = folder.claim(settings, facts, force=self._force)
+                answer = {"run_id": self._claim.run_id, "attempt": self._claim.attempt}
             except UserError as error:
                 answer = {"refused": str(error)}
         answer = broadcast_object(answer)
         if "refused" in answer:
             raise UserError(answer["refused"])
-        return int(answer["attempt"])
+        return answer["run_id"], answer["attempt"]

@@ -1,18 +1,34 @@
-"""What a run trains: models, optimizers, averages and the loss scale by name; their parameters, and all their state."""
+"""What a run trains: models, optimizers, averages and the loss scale by name; their parameters, and all their state.
 
-from collections.abc import Sequence
-from typing import Any
+`values` and `load` are what checkpoints hold of them, a part each: model, optimizer, average … and kept.NAME for what
+else the run was asked to keep.
+"""
 
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
+from lockstep.checkpoint.contents import BUFFERS, KEPT
 from lockstep.engine.digest import state_of
+from lockstep.errors import UserError
 from lockstep.train.average import MovingAverage
+from lockstep.train.optimizer_state import load_optimizer, optimizer_value
 from lockstep.train.precision import LossScaler
 
 Models = nn.Module | Sequence[nn.Module]
+
+
+class Resumable(Protocol):
+    """What a checkpoint can hold besides: a curriculum, a sampler's temperature, a replay buffer."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state: Any, /) -> Any: ...
 
 
 class Parts:
@@ -21,6 +37,7 @@ class Parts:
         self.optimizers: dict[str, Optimizer] = {}
         self.averages: dict[str, MovingAverage] = {}
         self.scaler: LossScaler | None = None
+        self.kept: dict[str, Resumable] = {}
         self._parameters: dict[Any, list[Parameter]] = {}  # by the models they are of
 
     def has_model(self, model: nn.Module) -> bool:
@@ -75,6 +92,35 @@ class Parts:
         scaler = {} if self.scaler is None else {"loss_scaler": self.scaler.state()}
         return state_of(self.models, self.optimizers, averages | scaler)
 
+    def values(self) -> dict[str, Any]:
+        """Everything that a checkpoint must hold, by part; the tensors are the live ones."""
+        values: dict[str, Any] = {}
+        for name, model in self.models.items():
+            values[name] = dict(model.state_dict())
+            if buffers := _unsaved_buffers(model):
+                values[name + BUFFERS] = buffers
+        for name, optimizer in self.optimizers.items():
+            values[name] = optimizer_value(optimizer, self.models)
+        for name, average in self.averages.items():
+            values[name] = average.state()
+        if self.scaler is not None:
+            values["loss_scaler"] = self.scaler.state()
+        return values | {KEPT + name: thing.state_dict() for name, thing in self.kept.items()}
+
+    def load(self, values: Mapping[str, Any], *, keep_settings: bool = False) -> None:
+        """Take up saved values; `keep_settings`: the optimizers' rates and the like stay what they are now."""
+        _check_names(self.values().keys(), values.keys())
+        for name, model in self.models.items():
+            _load_model(name, model, values[name], values.get(name + BUFFERS, {}))
+        for name, optimizer in self.optimizers.items():
+            load_optimizer(name, optimizer, self.models, values[name], keep_settings=keep_settings)
+        for name, average in self.averages.items():
+            average.load_state(values[name])
+        if self.scaler is not None:
+            self.scaler.load_state(values["loss_scaler"])
+        for name, thing in self.kept.items():
+            thing.load_state_dict(values[KEPT + name])
+
 
 def as_list(models: Models) -> list[nn.Module]:
     return [models] if isinstance(models, nn.Module) else list(models)
@@ -82,3 +128,38 @@ def as_list(models: Models) -> list[nn.Module]:
 
 def _next_name(kind: str, named: dict[str, Any]) -> str:
     return f"{kind}{len(named) or ''}"
+
+
+def _unsaved_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Those that `state_dict` leaves out; training may change them all the same."""
+    saved = model.state_dict(keep_vars=True).keys()
+    return {name: buffer for name, buffer in model.named_buffers(remove_duplicate=False) if name not in saved}
+
+
+def _check_names(ours: Iterable[str], saved: Iterable[str]) -> None:
+    missing, unknown = sorted(set(ours) - set(saved)), sorted(set(saved) - set(ours))
+    if missing or unknown:
+        lines = [f"the checkpoint has no {name}" for name in missing]
+        lines += [f"the checkpoint has {name}, and this run does not" for name in unknown]
+        raise UserError("; ".join(lines) + ": prepare the same models, optimizers and averages before run.steps(…)")
+
+
+@torch.no_grad()
+def _load_model(name: str, model: nn.Module, weights: Mapping[str, Any], buffers: Mapping[str, Tensor]) -> None:
+    own = model.state_dict(keep_vars=True) | _unsaved_buffers(model)
+    for key, value in {**weights, **buffers}.items():
+        ours = own.get(key)
+        if isinstance(ours, Tensor) and (ours.shape, ours.dtype) != (value.shape, value.dtype):
+            raise UserError(
+                f"{name}/{key} is {_kind(ours)} and was saved as {_kind(value)}: the model is another one than before"
+            )
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise UserError(f"the saved weights do not fit {name}: {error}") from None
+    for key, value in buffers.items():
+        own[key].copy_(value)
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"

@@ -4,16 +4,20 @@ run = lockstep.Run("runs/mine", world, seed=7)
 model = run.prepare(make_model())
 optimizer = run.optimizer(model, lambda params: torch.optim.AdamW(params, lr=3e-4))
 train = run.loader(train_set, global_batch=512, lanes=8)
-for step in run.steps(train, epochs=10):
+for step in run.steps(train, epochs=10, save_every=100):
     step.accumulate(loss, model)
     step.update(optimizer)
+
+Run again, the same script goes on from the newest checkpoint in the folder, on as many processes as there are now.
 """
 
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -22,59 +26,62 @@ from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from lockstep.checkpoint.contents import LOADER
+from lockstep.checkpoint.manifest import CheckpointError, check_part_name
 from lockstep.config.duration import RunLength
 from lockstep.config.plain_settings import PlainSettings
 from lockstep.data.batch import GlobalBatch
 from lockstep.data.evaluation import EvaluationLoader
-from lockstep.data.foreign import ForeignLoader, rebuild
-from lockstep.data.iterable import IterableLaneLoader
+from lockstep.data.foreign import rebuild
+from lockstep.data.iterable import IterableLaneLoader, merge_states
 from lockstep.data.loader import LaneLoader
-from lockstep.data.order import ORDER_VERSION
 from lockstep.data.samples import is_iterable
+from lockstep.data.streams import State
 from lockstep.engine.buffers import slots_of
 from lockstep.engine.digest import digest, tensor_digests
 from lockstep.engine.engine import Engine
-from lockstep.engine.fast_engine import FastEngine
-from lockstep.engine.one_lane_engine import OneLaneEngine
-from lockstep.engine.tree import TREE_VERSION
-from lockstep.engine.tree_engine import TreeEngine
-from lockstep.errors import LockstepError, UserError
+from lockstep.errors import LockstepError, Stopped, UserError
 from lockstep.events.echo import Echo
-from lockstep.events.event import Sink
+from lockstep.events.event import Sink, plain
 from lockstep.events.run_folder import Settings
 from lockstep.train.average import MovingAverage
+from lockstep.train.checkpoints import Checkpoints, Found, Saving
+from lockstep.train.consumption import Consumption, Loader
+from lockstep.train.drift import DriftError, differences, fingerprint_of, numerics_of
+from lockstep.train.engines import check_batch_norm, make_engine
 from lockstep.train.evaluation import Metrics, evaluate
 from lockstep.train.journal import Journal
 from lockstep.train.nonfinite import Investigator
 from lockstep.train.options import StepOptions
-from lockstep.train.parts import Models, Parts
+from lockstep.train.parts import Models, Parts, Resumable
 from lockstep.train.precision import LossScaler, Precision
+from lockstep.train.progress import Progress
 from lockstep.train.schedule import Factor, Schedule
 from lockstep.train.step import Step, StepContext
 from lockstep.train.update import Updater
 from lockstep.world.arithmetic import set_arithmetic
 from lockstep.world.collectives import broadcast
-from lockstep.world.fingerprint import fingerprint
 from lockstep.world.memory import peak_memory_bytes
 from lockstep.world.objects import all_gather_object
 from lockstep.world.randomness import key_of, seed_streams
 from lockstep.world.setup import setup_distributed
 from lockstep.world.world import World
 
-Loader = LaneLoader | IterableLaneLoader | ForeignLoader
 Module = TypeVar("Module", bound=nn.Module)
+Resume = Literal["auto", "accept-drift", "force"]
 
 logger = logging.getLogger("lockstep")
 
-_FEW_FOR_BATCH_NORM = 16  # samples a lane
+_AT_THE_END = Saving()
 
 
 class Run:
     """One training run, on this rank. The number of ranks never changes what it computes.
 
-    `folder`: where it leaves its events, or None. `trace=True` writes down every step's digests, so that
-    `lockstep.first_difference` can say where two runs part. All other options (`seed`, `precision`, `clip_norm` …) say
-    how steps are computed: see `StepOptions`.
+    `folder`: where it leaves its events and checkpoints, and resumes from; or None. What would change the answer is
+    then an error, unless `resume` is "accept-drift" (another machine or version) or "force" (also other settings).
+    `trace=True` writes down every step's digests, so that `lockstep.first_difference` can say where two runs part. All
+    other options (`seed`, `precision`, `clip_norm` …) say how steps are computed: see `StepOptions`.
     """
 
     def __init__(
@@ -82,6 +89,7 @@ class Run:
         folder: str | Path | None = None,
         world: World | None = None,
         *,
+        resume: Resume = "auto",
         trace: bool = False,
         log_every: int = 10,
         sinks: Sequence[Sink] | None = None,
@@ -92,28 +100,52 @@ class Run:
         self.options = StepOptions.read(options)
         if trace and folder is None:
             raise UserError("trace=True needs a folder to write to")
+        if resume not in get_args(Resume):
+            raise UserError(f"resume={resume!r}: expected one of {', '.join(get_args(Resume))}")
         self.world = setup_distributed() if world is None else world
         set_arithmetic(self.world.device, tf32=self.options.tf32, deterministic=self.options.determinism == "lockstep")
-        self.step = 0  # updates completed
-        self.batches = 0  # global batches consumed
+        self._progress = Progress()
+        self._calls = 0  # of `steps`
         self._number = 0  # of the step that is being made, or of the last one
+        self._current: Step | None = None  # the one that the loop's body has
+        self._resume = resume
+        self.stop_after: int | None = None  # updates; then it is saved, and a `Stopped` is raised
         self.log_every = log_every
         self._settings = settings
         self._facts = dict(facts or {})  # for the start event
         self._parts = Parts()
         self._schedules: dict[Optimizer, Schedule | Factor] = {}
         self._engine: Engine | None = None
+        self._checkpoints: Checkpoints | None = None
+        self._found: Found | None = None  # by the first call of `steps`, until it is taken up
+        self._consumption = Consumption()
+        self._loader_state: Callable[[], Any] = dict  # its position after the last step
+        self._saving = _AT_THE_END
+        self._is_save_asked = False
+        self._facts_to_save: dict[str, Any] = {}
+        self._saved: Progress | None = None  # at the latest save
         self.journal = Journal(
             None if folder is None else Path(folder),
             self.world,
             [Echo()] if sinks is None and folder is not None else sinks or [],
             trace=trace,
+            force=resume == "force",
         )
         seed_streams(key_of(self.seed, "weights"))
 
     @property
     def seed(self) -> int:
         return self.options.seed
+
+    @property
+    def step(self) -> int:
+        """Updates completed."""
+        return self._progress.step
+
+    @property
+    def batches(self) -> int:
+        """Global batches consumed."""
+        return self._progress.batches
 
     def prepare(self, model: Module) -> Module:
         """The same module, on this rank's device, with rank 0's weights and buffers."""
@@ -160,6 +192,13 @@ class Run:
         """Is it one of this run's?"""
         return self._parts.has_average(average)
 
+    def keep(self, name: str, thing: Resumable) -> None:
+        """Have something else in every checkpoint: whatever has `state_dict` and `load_state_dict`, of plain values."""
+        check_part_name(name)
+        if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+            raise UserError(f"run.keep({name!r}, …) needs an object with state_dict and load_state_dict")
+        self._parts.kept[name] = thing
+
     def loader(
         self,
         dataset: Any,
@@ -183,48 +222,135 @@ class Run:
         kind = IterableLaneLoader if is_iterable(dataset) else LaneLoader
         return kind(dataset, global_batch, self.world, lanes=lanes, tail=tail or "drop", seed=self.seed, **options)
 
-    def steps(self, loader: Loader, *, epochs: int | None = None, steps: int | None = None) -> Iterator[Step]:
-        """Yield this many (more) epochs' or updates' worth of steps, then print the run's digest."""
-        yield from self.open_steps(loader, epochs=epochs, steps=steps)
+    def steps(
+        self,
+        loader: Loader,
+        *,
+        epochs: int | None = None,
+        steps: int | None = None,
+        save_every: int | str | None = None,
+        keep: int = 3,
+        keep_every: int | None = None,
+    ) -> Iterator[Step]:
+        """Yield so many epochs' or updates' worth of steps, less what an earlier attempt has made; then the digest.
+
+        `save_every`, as in `100` or `"1 epoch"`, saves in between as well; the newest `keep` checkpoints stay, and
+        those of every `keep_every`-th step.
+        """
+        yield from self.open_steps(loader, epochs=epochs, steps=steps, saving=Saving(save_every, keep, keep_every))
         self.finish()
 
-    def open_steps(self, loader: Loader, *, epochs: int | None = None, steps: int | None = None) -> Iterator[Step]:
+    def open_steps(
+        self,
+        loader: Loader,
+        *,
+        epochs: int | None = None,
+        steps: int | None = None,
+        saving: Saving = _AT_THE_END,
+    ) -> Iterator[Step]:
         """The same without the end, for a loop that has something to do after its last step."""
         if (epochs is None) == (steps is None):
             raise ValueError("give either epochs or steps")
         if (steps if epochs is None else epochs) == 0:
             return
-        context = self._start(loader, epochs, steps)
-        last_step = None if steps is None else self.step + steps
+        self._calls += 1
+        context = self._start(loader, epochs, steps, saving)
+        if context is None:
+            return
+        progress = self._progress
+        save_every = saving.in_steps(self.length(loader))
+        last_step = None if steps is None else progress.first_step + steps
         started = time.perf_counter()
         try:
-            for batch in self._batches(loader, epochs):
+            for batch in self._batches(loader):
                 fetched = time.perf_counter()
                 self._number = self.step + 1
-                step = Step(self._number, batch, context)
+                self._current = step = Step(self._number, batch, context)
                 is_left = True
                 try:
                     yield step
                     is_left = False
                 finally:  # also where the loop is left by `break`; a step that nothing was done with is still to come
-                    self.batches += step.is_begun or not is_left
-                    self.step += step.is_updated
+                    self._current = None
+                    if step.is_begun or not is_left:
+                        progress.batches += 1
+                        self._consumption.take(loader, batch)
+                    progress.step += step.is_updated
+                progress.is_done = self.step == last_step or progress.batches == self._last_batch(loader)
                 if step.is_updated:
                     self._after(step.number, fetched - started, time.perf_counter() - fetched)
-                if self.step == last_step:
+                    if save_every is not None and step.every(save_every):
+                        self._is_save_asked = True
+                if self._is_save_asked:
+                    self.save()
+                if self.step == self.stop_after and not progress.is_done:
+                    self._stop()
+                if progress.is_done:
                     break
                 started = time.perf_counter()
+            progress.is_done = True
         except BaseException:  # the loop was left in the middle; `finish` or `close` may still be called
             self._drop_engine(abandon=True)
             raise
 
-    def _batches(self, loader: Loader, epochs: int | None) -> Iterator[GlobalBatch]:
-        """From where the run is, for so many epochs, or without end."""
-        if epochs is None:
-            return loader.batches(self.batches)
-        if isinstance(loader, IterableLaneLoader):
-            return loader.batches(self.batches, epochs=epochs)
-        return loader.batches(self.batches, self.batches + epochs * len(loader))
+    @property
+    def is_saved(self) -> bool:
+        """Is there a checkpoint of the current step, or one under way?"""
+        return self._saved is not None and self._saved.step == self.step
+
+    def save(self, *, is_best: bool = False, **facts: Any) -> None:
+        """Save the run as it is now, or in the body of a step, as it is after it. Training goes on meanwhile.
+
+        `is_best` marks a checkpoint that stays until there is a better one. `facts` are for its manifest.
+        """
+        if self._checkpoints is None:
+            return
+        if self._current is not None and self._current.is_begun:
+            self._is_save_asked = True
+            return
+        self._is_save_asked = False
+        self._saved = replace(self._progress)
+        self._checkpoints.save(
+            self.step,
+            {**self._parts.values(), LOADER: self._loader_state()},
+            {"position": self._progress.as_json(), **self._facts_to_save, **plain(facts)},
+            self._consumption,
+            retention=self._saving.retention,
+            is_best=is_best,
+        )
+
+    def _stop(self) -> NoReturn:
+        if not self.is_saved:
+            self.save()
+        if self._checkpoints is not None and not self._checkpoints.wait():
+            raise CheckpointError(f"step {self.step}, where the run was to stop, could not be saved")
+        raise Stopped(f"stopped after step {self.step}, as asked: the same command goes on from there")
+
+    def _batches(self, loader: Loader) -> Iterator[GlobalBatch]:
+        """Of this call of `steps`, from where the run is."""
+        progress = self._progress
+        if progress.asked_epochs is None:
+            batches = loader.batches(self.batches)
+        elif isinstance(loader, IterableLaneLoader):
+            batches = loader.batches(self.batches, epochs=progress.asked_epochs, first_epoch=progress.first_epoch)
+        else:
+            batches = loader.batches(self.batches, self._last_batch(loader))
+        while True:
+            # A save before the next step must not say that its batch, which is fetched already, was consumed.
+            state = loader.state_dict()
+            self._loader_state = partial(_merged, state) if state else dict
+            batch = next(batches, None)
+            if batch is None:
+                return
+            if progress.first_epoch is None:
+                progress.first_epoch = batch.epoch
+            yield batch
+
+    def _last_batch(self, loader: Loader) -> int | None:
+        """How many the run will have consumed when this call ends, where that is known."""
+        if self._progress.asked_epochs is None or isinstance(loader, IterableLaneLoader):
+            return None
+        return self._progress.first_batch + self._progress.asked_epochs * len(loader)
 
     def length(self, loader: Loader, *, epochs: int | None = None, steps: int | None = None) -> RunLength:
         """What durations are counted in, and how many updates there will have been after so many more."""
@@ -273,13 +399,19 @@ class Run:
         return digest(self.state())
 
     def finish(self, **facts: Any) -> str:
-        """End the run: its digest is compared over the ranks, put into the events, and returned."""
+        """End the run: its digest is compared over the ranks, and returned; its state is saved."""
         own = self.digest()
         if len(set(all_gather_object(own))) > 1:
             digests = all_gather_object(tensor_digests(self.state()))
             names = dict.fromkeys(name for theirs in digests for name in theirs)
             name = next(name for name in names if len({theirs.get(name) for theirs in digests}) > 1)
             raise LockstepError(f"after step {self.step} the ranks differ in {name}: was it changed outside of a step?")
+        self._progress.is_done = True
+        if self._checkpoints is not None:
+            if self._saved != self._progress:
+                self.save(**facts)
+            if not self._checkpoints.wait():
+                raise CheckpointError(f"the run's end, step {self.step}, could not be saved")
         self.journal.events.emit("end", self.step, digest=own, **facts)
         self.close()
         return own
@@ -287,6 +419,9 @@ class Run:
     def close(self, *, abandon: bool = False) -> None:
         """Let go of the folder and of the other ranks; `abandon`: without waiting for them. `finish` does it too."""
         self._drop_engine(abandon=abandon)
+        if self._checkpoints is not None:
+            self._checkpoints.close(abandon=abandon)
+            self._checkpoints = None
         self.journal.close()
 
     def _drop_engine(self, *, abandon: bool) -> None:
@@ -294,21 +429,99 @@ class Run:
             self._engine.close(abandon=abandon)
             self._engine = None
 
-    def _start(self, loader: Loader, epochs: int | None, steps: int | None) -> StepContext:
+    def _start(self, loader: Loader, epochs: int | None, steps: int | None, saving: Saving) -> StepContext | None:
+        """Claim the folder and go on where it says; None if there is nothing to do in this call of `steps`."""
         if not self._parts.models:
             raise UserError("nothing to train: run.prepare(model) comes before run.steps(…)")
-        self._check_batch_norm(loader)
+        if self._parts.any_batch_norm:
+            check_batch_norm(self.world, loader)
         self._parts.look_again()
         self._drop_engine(abandon=False)
-        self._engine = self._make_engine(loader)
-        length = self.length(loader, epochs=epochs, steps=steps)
-        numerics = self.options.numerics() | {
-            "global_batch": loader.global_batch,
-            "lanes": loader.lanes.count if loader.exact else None,
-            "tail": loader.tail,
-        }
-        versions = {"order_version": ORDER_VERSION, "tree_version": TREE_VERSION}
-        self.journal.open(self._settings or PlainSettings(numerics), fingerprint(self.world) | numerics | versions)
+        self._make_scaler(loader)
+        self._saving = saving
+        self._open_folder(loader, epochs, steps)
+        found, self._found = self._found, None
+        if found is not None and found.facts["position"]["call"] > self._calls:
+            self._found = found  # an earlier attempt has been through this call
+            return None
+        if found is None:
+            self._progress.begin_call(self._calls, epochs, steps)
+        else:
+            self._progress = Progress.from_json(found.facts["position"])
+            if self._progress.call == self._calls:
+                self._progress.go_on(epochs, steps)
+            else:
+                self._progress.begin_call(self._calls, epochs, steps)
+        length = self._length_of_call(loader)
+        self._facts_to_save = {"fingerprint": self._fingerprint(loader, length)}
+        if found is not None:
+            self._take_up(found, loader)
+        self._tell_start(loader, length, found)
+        if self._is_over(loader):
+            return None
+        self._engine = make_engine(self.world, loader, list(self._parts.models.values()), self.options)
+        return StepContext(
+            self._engine,
+            lane_key=key_of(self.seed, "lane"),
+            update_key=key_of(self.seed, "update") if loader.lanes.count > 1 else None,
+            precision=Precision(self.options.precision, self.world.device),
+            updater=self._make_updater(length),
+            investigator=Investigator(
+                self.options.on_nonfinite, loader.lanes, self._parts.parameter_names(), self.journal.tell_incident
+            ),
+            parameters=self._parts.parameters_of,
+            buffers=list(slots_of(self._parts.models.values())),
+        )
+
+    def _open_folder(self, loader: Loader, epochs: int | None, steps: int | None) -> None:
+        """At the first call; then it is known what an earlier attempt has left."""
+        if self.journal.is_open:
+            return
+        facts = self._fingerprint(loader, self.length(loader, epochs=epochs, steps=steps))
+        self.journal.open(self._settings or PlainSettings(numerics_of(self.options, loader)), facts)
+        if self.journal.folder is not None:
+            self._checkpoints = Checkpoints(self.journal, self.journal.folder, self.world)
+            self._found = self._checkpoints.find()
+
+    def _fingerprint(self, loader: Loader, length: RunLength) -> dict[str, Any]:
+        schedules = list(self._schedules.values())
+        return fingerprint_of(self.world, self.options, loader, self._parts, schedules, length)
+
+    def _take_up(self, found: Found, loader: Loader) -> None:
+        """Everything that an earlier attempt left, once it is sure that the answer stays the same."""
+        own = differences(found.facts["fingerprint"], self._facts_to_save["fingerprint"])
+        changed = list(dict.fromkeys(line for lines in all_gather_object(own) for line in lines))
+        if changed and self._resume == "auto":
+            text = f"{found.path} was made under other conditions:\n" + "\n".join(f"  {line}" for line in changed)
+            if self.options.determinism == "lockstep":
+                raise DriftError(
+                    f"{text}\ngoing on would change the answer: put them back, or accept that with --accept-drift "
+                    '(in a script: resume="accept-drift")'
+                )
+            if self.world.is_main:
+                logger.warning("%s", text)
+        values = dict(found.values)
+        loader.load_state_dict(values.pop(LOADER))
+        self._parts.load(values, keep_settings=self._resume == "force")
+        self._saved = replace(self._progress)
+
+    def _is_over(self, loader: Loader) -> bool:
+        """Was this call of `steps` through already?"""
+        progress = self._progress
+        last_batch = self._last_batch(loader)
+        return (
+            progress.is_done
+            or (last_batch is not None and progress.batches >= last_batch)
+            or (progress.asked_steps is not None and progress.step >= progress.first_step + progress.asked_steps)
+        )
+
+    def _length_of_call(self, loader: Loader) -> RunLength:
+        progress = self._progress
+        done = progress.step - progress.first_step
+        length = self.length(loader, epochs=progress.asked_epochs, steps=progress.asked_steps)
+        return length if length.total_steps is None else length._replace(total_steps=length.total_steps - done)
+
+    def _tell_start(self, loader: Loader, length: RunLength, found: Found | None) -> None:
         self.journal.events.emit(
             "start",
             self.step,
@@ -323,65 +536,24 @@ class Run:
             precision=self.options.precision,
             learning_rates=self._parts.learning_rates(),
             parameters=sum(parameter.numel() for parameter in self._parts.parameters_of(None)),
+            resumed=None if found is None else found.path,
             **self._facts,
         )
-        return StepContext(
-            self._engine,
-            lane_key=key_of(self.seed, "lane"),
-            update_key=key_of(self.seed, "update") if loader.lanes.count > 1 else None,
-            precision=Precision(self.options.precision, self.world.device),
-            updater=self._make_updater(length),
-            investigator=Investigator(
-                self.options.on_nonfinite, loader.lanes, self._parts.parameter_names(), self._tell_incident
-            ),
-            parameters=self._parts.parameters_of,
-            buffers=list(slots_of(self._parts.models.values())),
-        )
+
+    def _make_scaler(self, loader: Loader) -> None:
+        if self.options.precision == "fp16" and self._parts.scaler is None:
+            self._parts.scaler = LossScaler(loader.global_batch or 1, self.world.device)
 
     def _make_updater(self, length: RunLength) -> Updater:
-        if self.options.precision == "fp16" and self._parts.scaler is None:
-            self._parts.scaler = LossScaler(length.global_batch or 1, self.world.device)
         rates = {
             optimizer: schedule.bind(length) if isinstance(schedule, Schedule) else schedule
             for optimizer, schedule in self._schedules.items()
         }
         return Updater(self.options, self._parts.scaler, rates, list(self._parts.averages.values()))
 
-    def _tell_incident(self, step: int, text: str) -> None:
-        self.journal.events.emit("incident", step, text=text)
-        if self.world.is_main and not self.journal.has_sinks:  # else they say it
-            logger.warning("%s", text)
-
-    def _make_engine(self, loader: Loader) -> Engine:
-        models = list(self._parts.models.values())
-        if loader.lanes.count == 1:
-            return OneLaneEngine(self.world, models)
-        if self.options.determinism == "fast" or not loader.exact:
-            unused = self.options.find_unused_parameters
-            return FastEngine(self.world, loader.lanes, models, find_unused_parameters=unused)
-        bucket_bytes = int(self.options.bucket_mb * 2**20)
-        return TreeEngine(
-            self.world, loader.lanes, models, buffer_rules=self.options.buffers, bucket_bytes=bucket_bytes
-        )
-
-    def _check_batch_norm(self, loader: Loader) -> None:
-        """Batch norm sees a lane, not the global batch."""
-        if not self._parts.any_batch_norm:
-            return
-        if loader.tail == "pad":
-            raise UserError("tail=pad with batch norm: padding would enter its statistics; use tail=short or tail=drop")
-        if loader.global_batch is None:
-            return  # a loader of the user's own, which does not say
-        lane_batch = loader.global_batch // loader.lanes.count
-        if lane_batch < _FEW_FOR_BATCH_NORM and self.world.is_main:
-            logger.warning(
-                "batch norm sees %d samples at a time (global batch %d in %d lanes): use fewer lanes or a larger batch",
-                lane_batch,
-                loader.global_batch,
-                loader.lanes.count,
-            )
-
     def _after(self, step: int, data_s: float, compute_s: float) -> None:
+        if self._checkpoints is not None:
+            self._checkpoints.look()
         if self.journal.is_tracing:
             self.journal.trace(step, self.state())
         if step % self.log_every == 0 and self.journal.folder is not None:
@@ -395,6 +567,11 @@ def _take_from_rank_0(tensor: Tensor) -> None:
     if tensor.numel():
         flat = tensor.detach().contiguous().reshape(-1)
         tensor.copy_(broadcast(flat.view(torch.uint8)).view(tensor.dtype).view(tensor.shape))
+
+
+def _merged(state: State) -> State:
+    """A stream's position over all ranks' lanes."""
+    return merge_states(all_gather_object(state))
 
 
 def _steps_per_epoch(loader: Loader) -> int | None:

@@ -84,6 +84,11 @@ class Schedule:
         after = _KINDS[self.kind](self, warmup, run)
         return lambda completed: (completed + 1) / warmup if completed < warmup else after(completed)
 
+    @property
+    def ends_with_the_run(self) -> bool:
+        """Then a longer run has another course from its first step on."""
+        return self.kind in ("linear", "cosine") and self.length is None
+
     def __str__(self) -> str:
         """As it would be called, for run folders and people: `cosine(warmup=500 steps, final=0.1)`."""
         given = [(field.name, getattr(self, field.name), field.default) for field in fields(self)[1:]]

@@ -3,13 +3,15 @@
 callbacks: on_start
 for each step:        accumulate over this rank's lanes → update → callbacks: on_step
 at each evaluation:   every validation sample once → history → callbacks: on_evaluate, any of which may stop it
+then, if it is time:  save
 callbacks: on_end
 """
 
 import inspect
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,9 +24,11 @@ from lockstep.data.evaluation import EvaluationLoader
 from lockstep.errors import UserError
 from lockstep.train.average import MovingAverage
 from lockstep.train.callbacks import Callback
+from lockstep.train.checkpoints import Saving
+from lockstep.train.consumption import Loader
 from lockstep.train.evaluation import Metrics
 from lockstep.train.own_loss import num_samples, own_loss
-from lockstep.train.run import Loader, Run
+from lockstep.train.run import Run
 from lockstep.train.schedule import Factor, Schedule
 from lockstep.train.step import Loss, Step
 from lockstep.world.setup import setup_distributed
@@ -66,6 +70,10 @@ class Trainer:
         self._metrics = metrics or self._loss_as_metric
         self._callbacks = list(callbacks)
         self._stop_reason: str | None = None
+        self._stage = _Stage()
+        self._is_best = False
+        self._save_every: int | None = None  # steps
+        self.run.keep("trainer", self)
 
     @property
     def world(self) -> World:
@@ -84,15 +92,26 @@ class Trainer:
         epochs: int | None = None,
         steps: int | None = None,
         evaluate_every: Duration | str | int = "1 epoch",
+        saving: Saving | None = None,
     ) -> list[Entry]:
-        """Train for so many (more) epochs or steps; return the history, the same on every rank."""
+        """Train for so many (more) epochs or steps; return the history, the same on every rank.
+
+        Where the run has a folder, what an earlier attempt has made of them is not made again. `saving`: when to save
+        besides the end, and how many checkpoints stay.
+        """
         loader = self.run.loader(train_loader) if isinstance(train_loader, DataLoader) else train_loader
         evaluation = _Timetable(evaluate_every, self.run.length(loader))
         self._stop_reason = None
+        self._stage = _Stage()
         for callback in self._callbacks:
             callback.on_start(self)
-        for stage in self._stages(loader, epochs, steps, evaluation):
-            self._conclude(stage, val_loader)
+        saving = saving or Saving()
+        self._save_every = saving.in_steps(self.run.length(loader))
+        # This saves itself, after the evaluation where there is one: what is saved then includes it.
+        training = self.run.open_steps(loader, epochs=epochs, steps=steps, saving=replace(saving, every=None))
+        for _ in self._stages(training, evaluation):
+            self._conclude(val_loader)
+            self._save_if_due()
             if self._stop_reason is not None:
                 self.run.log(stopped=self._stop_reason)
                 break
@@ -104,6 +123,31 @@ class Trainer:
         """End the training after this evaluation. Every rank must come to the same decision."""
         self._stop_reason = reason
 
+    def keep_best(self) -> None:
+        """Save after this evaluation, as the best so far. Every rank must come to the same decision."""
+        self._is_best = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must hold besides the run's own: the history, and where it is between two evaluations."""
+        return {
+            "history": self.history,
+            "metrics": self.metrics,
+            "stop_reason": self._stop_reason,
+            "stage": self._stage.state_dict(),
+            "callbacks": [callback.state_dict() for callback in self._callbacks],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if len(state["callbacks"]) != len(self._callbacks):
+            raise UserError(
+                f"the checkpoint has {len(state['callbacks'])} callbacks, and this trainer {len(self._callbacks)}"
+            )
+        self.history, self.metrics = state["history"], state["metrics"]
+        self._stop_reason = state["stop_reason"]
+        self._stage.load_state_dict(state["stage"], self.world.device)
+        for callback, saved in zip(self._callbacks, state["callbacks"], strict=True):
+            callback.load_state_dict(saved)
+
     def evaluate(self, loader: EvaluationLoader | DataLoader[Any]) -> dict[str, Any]:
         """The metrics over all ranks' samples, each counted once."""
         with self.evaluated_weights():
@@ -113,32 +157,34 @@ class Trainer:
         """Inside, the model has the averaged weights, where there is an average."""
         return nullcontext() if self.average is None else self.average.applied()
 
-    def _stages(
-        self, loader: Loader, epochs: int | None, steps: int | None, evaluation: "_Timetable"
-    ) -> Iterator["_Stage"]:
+    def _stages(self, training: Iterator[Step], evaluation: "_Timetable") -> Iterator[None]:
         """Train, and stop by whenever it is time to evaluate; at the end in any case."""
         self.model.train()
-        stage = _Stage()
-        for step in self.run.open_steps(loader, epochs=epochs, steps=steps):
-            if stage.last is not None and evaluation.is_due(stage.last, step):
-                yield stage
-                stage = _Stage()
+        last: Step | None = None  # if nothing was said of it yet
+        for step in training:
+            if self._stop_reason is not None:  # an earlier attempt had come to its end
+                return
+            if evaluation.is_due(self._stage, step):
+                yield
+            else:
+                self._save_if_due()
             step.accumulate(self._loss, self.model)
             step.update(self.optimizer)
-            stage.add(step)
+            self._stage.add(step)
             if step.is_updated:
                 if step.every(self.run.log_every):
                     self._tell(step)
                 for callback in self._callbacks:
                     callback.on_step(self, step)
-        if stage.last is not None:
-            if stage.last.is_updated and not stage.last.every(self.run.log_every):
-                self._tell(stage.last)
-            yield stage
+            last = step if step.is_updated and not step.every(self.run.log_every) else None
+        if last is not None:
+            self._tell(last)
+        if not self._stage.is_empty:
+            yield
 
-    def _conclude(self, stage: "_Stage", val_loader: EvaluationLoader | DataLoader[Any] | None) -> None:
-        assert stage.last is not None
-        entry: Entry = {"step": self.step, "epoch": stage.last.epoch + 1, "train_loss": stage.mean_loss()}
+    def _conclude(self, val_loader: EvaluationLoader | DataLoader[Any] | None) -> None:
+        stage, self._stage = self._stage, _Stage()
+        entry: Entry = {"step": self.step, "epoch": stage.epoch + 1, "train_loss": stage.mean_loss()}
         if val_loader is not None:
             self.metrics = self.evaluate(val_loader)
             self.run.journal.events.emit("eval", metrics=self.metrics, **entry)
@@ -148,6 +194,12 @@ class Trainer:
         if val_loader is not None:
             for callback in self._callbacks:
                 callback.on_evaluate(self, self.metrics)
+
+    def _save_if_due(self) -> None:
+        is_time = self._save_every is not None and self.step % self._save_every == 0 and not self.run.is_saved
+        if self._is_best or is_time:
+            self.run.save(is_best=self._is_best, metrics=self.metrics)
+            self._is_best = False
 
     def _tell(self, step: Step) -> None:
         values: dict[str, Any] = {"epoch": step.epoch, "loss": step.loss, "samples": step.batch.size}
@@ -172,18 +224,36 @@ class _Stage:
     """The steps between two evaluations."""
 
     def __init__(self) -> None:
-        self.last: Step | None = None
+        self.is_empty = True
+        self.epoch = 0  # of the last step, and
+        self.step = 0  # its number, if it was an update
         self._num_updates = 0
         self._total_loss: Tensor | None = None  # stays on the device until it is shown
 
     def add(self, step: Step) -> None:
-        self.last = step
+        self.is_empty = False
+        self.epoch = step.epoch
+        self.step = step.number if step.is_updated else 0
         if step.is_updated:
             self._num_updates += 1
             self._total_loss = step.loss_tensor if self._total_loss is None else self._total_loss + step.loss_tensor
 
     def mean_loss(self) -> float:
         return math.nan if self._total_loss is None else self._total_loss.item() / self._num_updates
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "is_empty": self.is_empty,
+            "epoch": self.epoch,
+            "step": self.step,
+            "num_updates": self._num_updates,
+            "total_loss": self._total_loss,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
+        self.is_empty, self.epoch, self.step = state["is_empty"], state["epoch"], state["step"]
+        self._num_updates, total = state["num_updates"], state["total_loss"]
+        self._total_loss = None if total is None else total.to(device)
 
 
 class _Timetable:
@@ -200,7 +270,9 @@ class _Timetable:
         if self._epochs is None:
             self._steps = every.in_steps(length, "evaluate_every")
 
-    def is_due(self, done: Step, coming: Step) -> bool:
+    def is_due(self, done: _Stage, coming: Step) -> bool:
+        if done.is_empty:
+            return False
         if self._epochs is not None:
             return coming.epoch != done.epoch and coming.epoch % self._epochs == 0
-        return done.is_updated and done.every(self._steps)
+        return done.step > 0 and done.step % self._steps == 0

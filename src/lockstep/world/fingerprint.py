@@ -12,7 +12,7 @@ from lockstep.world.world import World
 def fingerprint(world: World) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "torch": torch.__version__,
-        "python": platform.python_version(),
+        "python": ".".join(platform.python_version_tuple()[:2]),
         "device": world.device.type,
         "threads": torch.get_num_threads(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),

@@ -1,7 +1,6 @@
 """Sending plain values between processes: JSON and tensors, bounded in size, never pickle.
 
-A received pickle can run code; what arrives here is parsed as data alone. Values are None, booleans, numbers, text,
-lists, dictionaries with text keys, and tensors (which arrive on the CPU); tuples arrive as lists.
+A received pickle can run code; what arrives here is parsed as data alone. `plain_values` says what can be sent.
 """
 
 import json
@@ -15,33 +14,49 @@ from torch import Tensor
 
 from lockstep.config.json_text import parse_json
 from lockstep.world.collectives import broadcast, get_rank, get_world_size
+from lockstep.world.plain_values import join, own_copy, split
 
 MAX_BYTES = 256 * 2**20
 
-# Stands for the i-th tensor in the JSON text; a user's dictionary with this key alone is refused.
-_TENSOR_KEY = "$tensor"
-_TEXT_NAME = "json"
+# A packet's entries: the form of the value, and its tensors under their names with this before them.
+_FORM, _TENSOR = "form", "tensor:"
 
 
-def broadcast_object(value: Any = None, src: int = 0, max_bytes: int = MAX_BYTES) -> Any:
+def broadcast_object(
+    value: Any = None, src: int = 0, max_bytes: int = MAX_BYTES, group: dist.ProcessGroup | None = None
+) -> Any:
     """`src`'s value, on every process. Others' arguments are ignored."""
-    if get_world_size() == 1:
+    if get_world_size(group) == 1:
         return decode(encode(value, max_bytes), max_bytes)
-    packet = encode(value, max_bytes) if get_rank() == src else torch.empty(0, dtype=torch.uint8)
-    size = broadcast(torch.tensor([packet.numel()], device=_carrier_device()), src)
-    carrier = _carrier(packet, _checked_size(int(size), max_bytes))
-    return decode(broadcast(carrier, src), max_bytes)
+    packet = encode(value, max_bytes) if get_rank(group) == src else torch.empty(0, dtype=torch.uint8)
+    size = broadcast(torch.tensor([packet.numel()], device=_carrier_device(group)), src, group)
+    carrier = _carrier(packet, _checked_size(int(size), max_bytes), group)
+    return decode(broadcast(carrier, src, group), max_bytes)
 
 
-def all_gather_object(value: Any, max_bytes: int = MAX_BYTES) -> list[Any]:
+def broadcast_value(value: Any = None) -> Any:
+    """Rank 0's value, on every process: one of any size, since its tensors travel by themselves."""
+    if get_world_size() == 1:
+        return value
+    form, tensors, _ = split(value)
+    kinds = {name: (str(t.dtype).removeprefix("torch."), list(t.shape)) for name, t in tensors.items()}
+    form, kinds = broadcast_object((form, kinds))
+    received = {}
+    for name, (dtype, shape) in kinds.items():
+        tensor = tensors[name] if get_rank() == 0 else torch.empty(shape, dtype=getattr(torch, dtype))
+        received[name] = _broadcast_bytes(tensor)
+    return join(form, received)
+
+
+def all_gather_object(value: Any, max_bytes: int = MAX_BYTES, group: dist.ProcessGroup | None = None) -> list[Any]:
     """Every process's value in rank order, on every process."""
     packet = encode(value, max_bytes)
-    if get_world_size() == 1:
+    if get_world_size(group) == 1:
         return [decode(packet, max_bytes)]
-    sizes = _gathered_sizes(packet, max_bytes)
-    carrier = _carrier(packet, max(sizes))
+    sizes = _gathered_sizes(packet, max_bytes, group)
+    carrier = _carrier(packet, max(sizes), group)
     packets = [torch.empty_like(carrier) for _ in sizes]
-    dist.all_gather(packets, carrier)
+    dist.all_gather(packets, carrier, group)
     return [decode(packet[:size], max_bytes) for packet, size in zip(packets, sizes, strict=True)]
 
 
@@ -76,11 +91,12 @@ def scatter_object(values: Sequence[Any] | None = None, src: int = 0, max_bytes:
 
 
 def encode(value: Any, max_bytes: int = MAX_BYTES) -> Tensor:
-    """A value as bytes: its JSON text and its tensors in one safetensors file."""
-    tensors: list[Tensor] = []
-    text = json.dumps(_without_tensors(value, tensors, "value"))
-    named = {str(index): tensor for index, tensor in enumerate(tensors)}
-    data = save({**named, _TEXT_NAME: torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)})
+    """A value as bytes: its form and its tensors in one safetensors file."""
+    form, tensors, shards = split(value)
+    if shards:
+        raise TypeError("a shard of a tensor can be saved, but not sent")
+    entries = {_TENSOR + name: own_copy(tensor) for name, tensor in tensors.items()}
+    data = save(entries | {_FORM: torch.frombuffer(bytearray(json.dumps(form).encode()), dtype=torch.uint8)})
     _checked_size(len(data), max_bytes)
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
@@ -88,43 +104,22 @@ def encode(value: Any, max_bytes: int = MAX_BYTES) -> Tensor:
 def decode(packet: Tensor, max_bytes: int = MAX_BYTES) -> Any:
     _checked_size(packet.numel(), max_bytes)
     tensors = load(packet.cpu().numpy().tobytes())
-    return _with_tensors(parse_json(tensors[_TEXT_NAME].numpy().tobytes()), tensors)
+    form = parse_json(tensors.pop(_FORM).numpy().tobytes())
+    return join(form, {name.removeprefix(_TENSOR): tensor for name, tensor in tensors.items()})
 
 
-def _without_tensors(value: Any, tensors: list[Tensor], place: str) -> Any:
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, Tensor):
-        # A copy of its own: tensors that share memory cannot be written apart.
-        tensors.append(value.detach().cpu().clone(memory_format=torch.contiguous_format))
-        return {_TENSOR_KEY: len(tensors) - 1}
-    if isinstance(value, list | tuple):
-        return [_without_tensors(element, tensors, f"{place}[{index}]") for index, element in enumerate(value)]
-    if isinstance(value, dict):
-        for key in value:
-            if not isinstance(key, str) or key == _TENSOR_KEY:
-                raise TypeError(f"{place} has the key {key!r}: expected text other than {_TENSOR_KEY!r}")
-        return {key: _without_tensors(element, tensors, f"{place}[{key!r}]") for key, element in value.items()}
-    raise TypeError(
-        f"{place} is a {type(value).__name__}: only None, booleans, numbers, text, lists, dictionaries and tensors "
-        "travel between processes"
-    )
+def _broadcast_bytes(tensor: Tensor) -> Tensor:
+    """As bytes: a backend need not know every type."""
+    if not tensor.numel():
+        return tensor.cpu()
+    carrier = tensor.detach().to(_carrier_device()).contiguous().reshape(-1).view(torch.uint8)
+    return broadcast(carrier).cpu().view(tensor.dtype).view(tensor.shape)
 
 
-def _with_tensors(value: Any, tensors: dict[str, Tensor]) -> Any:
-    if isinstance(value, list):
-        return [_with_tensors(element, tensors) for element in value]
-    if isinstance(value, dict):
-        if value.keys() == {_TENSOR_KEY}:
-            return tensors[str(value[_TENSOR_KEY])]
-        return {key: _with_tensors(element, tensors) for key, element in value.items()}
-    return value
-
-
-def _gathered_sizes(packet: Tensor, max_bytes: int) -> list[int]:
-    size = torch.tensor([packet.numel()], device=_carrier_device())
-    sizes = [torch.empty_like(size) for _ in range(get_world_size())]
-    dist.all_gather(sizes, size)
+def _gathered_sizes(packet: Tensor, max_bytes: int, group: dist.ProcessGroup | None = None) -> list[int]:
+    size = torch.tensor([packet.numel()], device=_carrier_device(group))
+    sizes = [torch.empty_like(size) for _ in range(get_world_size(group))]
+    dist.all_gather(sizes, size, group)
     return [_checked_size(int(size), max_bytes) for size in sizes]
 
 
@@ -134,13 +129,13 @@ def _checked_size(num_bytes: int, max_bytes: int) -> int:
     return num_bytes
 
 
-def _carrier(packet: Tensor, num_bytes: int) -> Tensor:
-    carrier = torch.zeros(num_bytes, dtype=torch.uint8, device=_carrier_device())
+def _carrier(packet: Tensor, num_bytes: int, group: dist.ProcessGroup | None = None) -> Tensor:
+    carrier = torch.zeros(num_bytes, dtype=torch.uint8, device=_carrier_device(group))
     carrier[: packet.numel()] = packet.to(carrier.device)
     return carrier
 
 
-def _carrier_device() -> torch.device:
-    if dist.is_initialized() and dist.get_backend() == "nccl":
+def _carrier_device(group: dist.ProcessGroup | None = None) -> torch.device:
+    if dist.is_initialized() and dist.get_backend(group) == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")

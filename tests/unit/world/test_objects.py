@@ -30,7 +30,7 @@ def test_tensors_of_any_kind_come_back() -> None:
         assert torch.equal(sent, received)
 
 
-@pytest.mark.parametrize("value", [{1, 2}, b"bytes", object(), {1: "a"}, {"$tensor": 0}, [lambda: None]])
+@pytest.mark.parametrize("value", [{1, 2}, object(), range(3), [lambda: None]])
 def test_anything_else_is_refused_with_its_place(value: object) -> None:
     with pytest.raises(TypeError, match=r"value\['x'\]\[0\]"):
         encode({"x": [value]})

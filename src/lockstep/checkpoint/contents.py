@@ -1,0 +1,29 @@
+"""What the parts of a run's checkpoint are called, and its state as the run's digest sees it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from lockstep.engine.digest import digest, flattened
+
+BUFFERS = ".buffers"  # after a model's name: those of its buffers that its state dict leaves out
+KEPT = "kept."  # before the name of what else the run keeps; not part of the digest
+OPTIMIZER = "optimizer"  # what optimizers' names begin with
+LOADER = "loader"  # the position of a data stream; not part of the digest either
+
+
+def state_in(values: Mapping[str, Any]) -> dict[str, Tensor]:
+    """A checkpoint's tensors under the names that `Run.state` gives them: equal state, equal digest."""
+    state: dict[str, Tensor] = {}
+    for part, value in values.items():
+        if part.startswith(OPTIMIZER):
+            state |= flattened(part, value["state"])
+        elif part != LOADER and not part.startswith(KEPT):
+            prefix = part.removesuffix(BUFFERS)
+            state |= {f"{prefix}/{name}": tensor for name, tensor in value.items() if isinstance(tensor, Tensor)}
+    return state
+
+
+def digest_of(values: Mapping[str, Any]) -> str:
+    return digest(state_in(values))

@@ -1,0 +1,79 @@
+"""The few things that a save does to the disk. A kill or a power cut comes between two of them, never into one.
+
+Everything is private to the user: weights may be worth something, and what they were trained on may be in them.
+"""
+
+import hashlib
+import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+_PIECE_BYTES = 4 * 2**20
+_HASHING_THREADS = 4  # more do not help: then memory or the disk is the limit
+
+
+def make_folder(path: Path) -> None:
+    """A new one, private to the user; its parent must be there."""
+    path.mkdir(mode=0o700)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """A new file with this content, brought to the disk."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(descriptor)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """The same where there may be one already: a reader finds the old content or the new one."""
+    draft = path.with_name(f".{path.name}.draft")
+    with suppress(FileNotFoundError):
+        draft.unlink()  # a killed process left it
+    write_file(draft, data)
+    rename(draft, path)
+
+
+def rename(source: Path, target: Path) -> None:
+    """Also to the disk: a rename that is only in memory is undone by a power cut."""
+    source.replace(target)
+    flush(target.parent)
+
+
+def flush(path: Path) -> None:
+    """Bring a file's content or a folder's entries to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_folder(path: Path) -> None:
+    """What is left of it after a kill has a name that nobody reads."""
+    if path.name.startswith("."):
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    unnamed = path.with_name(f".removed-{path.name}-{os.getpid()}")
+    with suppress(FileNotFoundError):
+        path.rename(unnamed)
+    shutil.rmtree(unnamed, ignore_errors=True)
+
+
+def content_hash(path: Path) -> str:
+    """The sha256, in hex, of the sha256s of a file's pieces of 4 MiB: so that several threads can share the work."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        starts = range(0, os.fstat(descriptor).st_size, _PIECE_BYTES)
+        with ThreadPoolExecutor(min(_HASHING_THREADS, os.cpu_count() or 1, len(starts) or 1)) as threads:
+            pieces = threads.map(lambda start: _piece_hash(descriptor, start), starts)
+            return hashlib.sha256(b"".join(pieces)).hexdigest()
+    finally:
+        os.close(descriptor)
+
+
+def _piece_hash(descriptor: int, start: int) -> bytes:
+    return hashlib.sha256(os.pread(descriptor, _PIECE_BYTES, start)).digest()

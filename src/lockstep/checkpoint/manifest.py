@@ -1,0 +1,186 @@
+"""The manifest: everything in a checkpoint that is not a tensor, and what each file of tensors must look like.
+
+{"format", "run_id", "commit", "step", "is_best", "files", "forms", "shards", "facts", "sha256"}
+
+The last entry is the hash of all bytes before it. Nothing in here is trusted before it was checked: names are plain
+names of files, sizes are bounded, and no value names code.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lockstep.config.json_text import parse_json
+from lockstep.errors import LockstepError
+
+FORMAT_VERSION = 2
+MANIFEST = "manifest.json"
+
+_MAX_BYTES = 64 * 2**20
+_MAX_FILES = 100_000
+_MAX_FILE_BYTES = 2**50
+_SEAL = b',\n "sha256": "'
+_END = b'"\n}\n'
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}\.safetensors")
+_PART_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+_HEX = re.compile(r"[0-9a-f]{16,64}")
+
+
+class CheckpointError(LockstepError):
+    """A checkpoint is missing, damaged or of another format; or it could not be written."""
+
+
+class StoredFile(NamedTuple):
+    size: int  # bytes
+    sha256: str  # of its pieces' hashes
+
+
+class Piece(NamedTuple):
+    """A box of a tensor that several ranks hold parts of: the one in `file` begins at `offsets`."""
+
+    file: str
+    offsets: tuple[int, ...]
+
+
+class ShardedTensor(NamedTuple):
+    shape: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return {"shape": self.shape, "pieces": [piece._asdict() for piece in self.pieces]}
+
+
+@dataclass(frozen=True)
+class Manifest:
+    step: int
+    run_id: str
+    commit: str  # this save's own name: two saves at the same step differ in it
+    is_best: bool  # of all until then, by the run's metric
+    files: Mapping[str, StoredFile]
+    forms: Mapping[str, Any]  # each part's value with its tensors taken out, into PART.safetensors
+    shards: Mapping[str, Mapping[str, ShardedTensor]] = field(default_factory=dict)  # by part, then tensor
+    facts: Mapping[str, Any] = field(default_factory=dict)  # what else is known: position, fingerprint, metrics …
+
+    def text(self) -> bytes:
+        content = {
+            "format": FORMAT_VERSION,
+            "run_id": self.run_id,
+            "commit": self.commit,
+            "step": self.step,
+            "is_best": self.is_best,
+            "files": {name: file._asdict() for name, file in self.files.items()},
+            "forms": self.forms,
+            "shards": {
+                part: {name: sharded.as_json() for name, sharded in shards.items()}
+                for part, shards in self.shards.items()
+            },
+            "facts": self.facts,
+        }
+        body = json.dumps(content, indent=1, allow_nan=False).encode().removesuffix(b"\n}")
+        text = body + _SEAL + hashlib.sha256(body).hexdigest().encode() + _END
+        if len(text) > _MAX_BYTES:
+            raise CheckpointError(f"what is to be saved beside the tensors is {len(text):,} bytes, over {_MAX_BYTES:,}")
+        return text
+
+
+def read_manifest(checkpoint: Path) -> Manifest:
+    """Read and check one; whatever is wrong with it is a CheckpointError that says so in a line."""
+    try:
+        with (checkpoint / MANIFEST).open("rb") as file:
+            data = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise CheckpointError(f"{checkpoint}: {MANIFEST} cannot be read: {error.strerror or error}") from None
+    try:
+        return _parse(data)
+    except _Bad as error:
+        raise CheckpointError(f"{checkpoint}: {MANIFEST} {error}") from None
+
+
+def check_part_name(name: str) -> None:
+    if not _PART_NAME.fullmatch(name):
+        raise CheckpointError(f"{name[:80]!r} cannot name a part of a checkpoint: letters, digits, _ . - (64 at most)")
+
+
+class _Bad(Exception):
+    """What is wrong with a manifest."""
+
+
+def _require(condition: object, problem: str) -> None:
+    if not condition:
+        raise _Bad(problem)
+
+
+def _parse(data: bytes) -> Manifest:
+    _require(len(data) <= _MAX_BYTES, f"is over {_MAX_BYTES:,} bytes")
+    try:
+        content = parse_json(data)
+    except ValueError:  # UnicodeDecodeError is one
+        raise _Bad("is damaged: it is not JSON") from None
+    _require(isinstance(content, dict), "is damaged: it is not a JSON object")
+    version = content.get("format")
+    _require(version == FORMAT_VERSION, f"has format {version!r}; this lockstep reads {FORMAT_VERSION}")
+    body, seal, rest = data.rpartition(_SEAL)
+    intact = seal and rest == hashlib.sha256(body).hexdigest().encode() + _END
+    _require(intact, "is damaged: it does not match its own hash")
+    for name, kind in (("run_id", str), ("commit", str), ("step", int), ("is_best", bool)):
+        _require(type(content.get(name)) is kind, f"has no {name}")
+    for name in ("files", "forms", "shards", "facts"):
+        _require(isinstance(content.get(name), dict), f"has no {name}")
+    _require(
+        _HEX.fullmatch(content["run_id"]) and _HEX.fullmatch(content["commit"]), "has a run_id or commit not in hex"
+    )
+    _require(0 <= content["step"] < 2**60, f"has the step {content['step']}")
+    files = content["files"]
+    _require(len(files) <= _MAX_FILES, f"lists {len(files)} files")
+    for part in (*content["forms"], *content["shards"]):
+        _require(_PART_NAME.fullmatch(part), f"has a part called {part[:80]!r}")
+    return Manifest(
+        content["step"],
+        content["run_id"],
+        content["commit"],
+        content["is_best"],
+        {name: _stored_file(name, file) for name, file in files.items()},
+        content["forms"],
+        {part: _sharded(part, shards, files) for part, shards in content["shards"].items()},
+        content["facts"],
+    )
+
+
+def _stored_file(name: str, file: Any) -> StoredFile:
+    _require(_FILE_NAME.fullmatch(name), f"lists the file {name[:80]!r}: expected a plain name.safetensors")
+    _require(isinstance(file, dict), f"says nothing about {name}")
+    size, sha256 = file.get("size"), file.get("sha256")
+    _require(type(size) is int and 0 <= size <= _MAX_FILE_BYTES, f"gives {name} the size {str(size)[:40]}")
+    _require(isinstance(sha256, str) and _HEX.fullmatch(sha256), f"gives {name} no hash")
+    return StoredFile(size, sha256)
+
+
+def _sharded(part: str, shards: Any, files: Mapping[str, Any]) -> dict[str, ShardedTensor]:
+    _require(isinstance(shards, dict), f"says nothing about the shards of {part}")
+    return {name: _sharded_tensor(f"{part}/{name[:80]}", shard, files) for name, shard in shards.items()}
+
+
+def _sharded_tensor(name: str, shard: Any, files: Mapping[str, Any]) -> ShardedTensor:
+    _require(isinstance(shard, dict) and isinstance(shard.get("pieces"), list), f"lacks the pieces of {name}")
+    shape = _sizes(name, shard.get("shape"))
+    pieces = []
+    for piece in shard["pieces"]:
+        _require(isinstance(piece, dict) and piece.get("file") in files, f"has a piece of {name} in no known file")
+        offsets = _sizes(name, piece.get("offsets"))
+        _require(len(offsets) == len(shape), f"has a piece of {name} of other dimensions")
+        pieces.append(Piece(piece["file"], offsets))
+    return ShardedTensor(shape, tuple(pieces))
+
+
+def _sizes(name: str, sizes: Any) -> tuple[int, ...]:
+    _require(isinstance(sizes, list) and len(sizes) <= 64, f"has no sizes for {name}")
+    total = 1
+    for size in sizes:
+        _require(type(size) is int and 0 <= size <= _MAX_FILE_BYTES, f"has the size {str(size)[:40]} for {name}")
+        total *= max(size, 1)
+    _require(total <= _MAX_FILE_BYTES, f"has {total} elements for {name}")
+    return tuple(sizes)

@@ -1,0 +1,260 @@
+"""Saving while training goes on. [Note: a save]
+
+save()      on every rank: wait for the save before, copy what this rank is to write, and go on
+a thread    each rank writes its files into one draft → all tell how it went → rank 0 commits, or clears the draft away
+            → all learn the outcome
+
+Each file has one owner, so that ranks share the work; what is sharded is written by the rank that has it. There is at
+most one save under way, so at most one copy. The ranks speak through a group of their own: training does not wait.
+"""
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+from safetensors import SafetensorError
+from torch import Tensor
+
+from lockstep.checkpoint import disk
+from lockstep.checkpoint.manifest import (
+    CheckpointError,
+    Manifest,
+    Piece,
+    ShardedTensor,
+    StoredFile,
+    check_part_name,
+)
+from lockstep.checkpoint.staging import Staging
+from lockstep.checkpoint.store import Retention, Store, write_tensors
+from lockstep.world.objects import all_gather_object, broadcast_object
+from lockstep.world.plain_values import Split, split
+from lockstep.world.world import World
+
+
+class Content(NamedTuple):
+    """What is to be saved: the same on every rank, but for the shards in it."""
+
+    step: int
+    parts: Mapping[str, Any]  # by name; any plain value
+    facts: Mapping[str, Any]  # what the manifest is to say besides
+    is_best: bool = False
+
+
+class Outcome(NamedTuple):
+    """How a save went, as all ranks see it."""
+
+    step: int
+    commit: str | None  # None: it failed
+    problem: str | None  # also beside a commit, where something after it went wrong
+    num_bytes: int
+    write_s: float
+
+
+class _Written(NamedTuple):
+    """What one rank has to say of its files."""
+
+    files: dict[str, StoredFile]
+    problem: str | None
+
+
+class Saver:
+    """`run_id`: that every checkpoint names. `attempt` keeps the drafts of a killed process apart from ours."""
+
+    def __init__(self, folder: Path, world: World, run_id: str, attempt: int) -> None:
+        self.store = Store(folder)
+        self._world = world
+        self._run_id = run_id
+        self._attempt = attempt
+        self._num_saves = 0
+        self._staging = Staging()
+        self._under_way: Future[Outcome] | None = None
+        self._group = _own_group(world)
+        # Only ranks of rank 0's machine: others may not see its disk.
+        nodes = all_gather_object(world.node)
+        self._writers = [rank for rank, node in enumerate(nodes) if node == nodes[0]]
+
+    def save(
+        self, content: Content, retention: Retention, after_commit: Callable[[Manifest], None] | None = None
+    ) -> None:
+        """Begin to save; the one before must have been waited for. `after_commit`: for rank 0, called by the thread."""
+        assert self._under_way is None, "wait() comes before save()"
+        for part in content.parts:
+            check_part_name(part)
+        splits = {part: split(value, part) for part, value in content.parts.items()}
+        files = self._staging.copy(self._own_files(splits))
+        self._num_saves += 1
+        draft = self.store.draft(content.step, f"{self._attempt}-{self._num_saves}")
+        future: Future[Outcome] = Future()
+        self._under_way = future
+
+        def work() -> None:
+            try:
+                future.set_result(self._save(content, splits, files, draft, retention, after_commit))
+            except BaseException as error:  # the other ranks cannot be asked any more
+                future.set_result(Outcome(content.step, None, f"{type(error).__name__}: {error}", 0, 0.0))
+
+        # A daemon: a rank that fails must be able to leave, even while this waits for one that will never answer.
+        threading.Thread(target=work, name="lockstep-save", daemon=True).start()
+
+    def news(self) -> Outcome | None:
+        """The outcome of the save under way, once, if it has come to its end."""
+        return self.wait() if self._under_way is not None and self._under_way.done() else None
+
+    def wait(self) -> Outcome | None:
+        """Wait for the save under way, if there is one."""
+        future, self._under_way = self._under_way, None
+        return None if future is None else future.result()
+
+    def close(self, *, abandon: bool = False) -> None:
+        """`abandon`: wait for nobody; a save under way is then committed or not, as it happens."""
+        if abandon:
+            return
+        self.wait()
+        if self._group is not None and dist.is_initialized():
+            dist.destroy_process_group(self._group)
+            self._group = None
+
+    def _own_files(self, splits: Mapping[str, Split]) -> dict[str, dict[str, Tensor]]:
+        owners = _share_out({part: _num_bytes(each.tensors) for part, each in splits.items()}, self._writers)
+        rank = self._world.rank
+        whole = {_file(part): each.tensors for part, each in splits.items() if each.tensors and owners[part] == rank}
+        shards = {
+            _file(part, rank): {name: shard.local for name, shard in each.shards.items()}
+            for part, each in splits.items()
+            if each.shards
+        }
+        return whole | shards
+
+    def _save(
+        self,
+        content: Content,
+        splits: Mapping[str, Split],
+        files: Mapping[str, Mapping[str, Tensor]],
+        draft: Path,
+        retention: Retention,
+        after_commit: Callable[[Manifest], None] | None,
+    ) -> Outcome:
+        started = time.perf_counter()
+        written = self._write(files, draft)
+        offsets = {part: {name: shard.offsets for name, shard in s.shards.items()} for part, s in splits.items()}
+        reports = all_gather_object({**written._asdict(), "offsets": offsets}, group=self._group)
+        problems = [report["problem"] for report in reports if report["problem"] is not None]
+        commit = secrets.token_hex(8)
+        stored = {name: StoredFile(*file) for report in reports for name, file in report["files"].items()}
+        is_committed = False
+        if self._world.is_main:
+            try:
+                if not problems:
+                    manifest = self._manifest(content, splits, stored, reports, commit)
+                    self._commit(draft, manifest)
+                    is_committed = True
+                    if after_commit is not None:
+                        after_commit(manifest)
+                    self.store.prune(retention)
+            except (OSError, CheckpointError) as error:
+                problems = [_words(error)]
+            disk.remove_folder(draft)  # if it is still there
+        num_bytes = sum(file.size for file in stored.values())
+        own = Outcome(
+            content.step,
+            commit if is_committed else None,
+            "; ".join(dict.fromkeys(problems)) or None,
+            num_bytes,
+            time.perf_counter() - started,
+        )
+        return Outcome(*broadcast_object(list(own), group=self._group))
+
+    def _write(self, files: Mapping[str, Mapping[str, Tensor]], draft: Path) -> _Written:
+        stored: dict[str, StoredFile] = {}
+        try:
+            if files or self._world.is_main:
+                for folder in (draft.parent, draft):  # not their parents: a run folder that has vanished stays so
+                    with suppress(FileExistsError):
+                        disk.make_folder(folder)
+            for name, tensors in files.items():
+                stored[name] = write_tensors(draft / name, tensors)
+        except (OSError, SafetensorError) as error:
+            return _Written({}, f"rank {self._world.rank}: {_words(error)}")
+        return _Written(stored, None)
+
+    def _manifest(
+        self,
+        content: Content,
+        splits: Mapping[str, Split],
+        files: Mapping[str, StoredFile],
+        reports: Sequence[Mapping[str, Any]],
+        commit: str,
+    ) -> Manifest:
+        shards = {
+            part: {
+                name: ShardedTensor(
+                    tuple(shard.shape),
+                    tuple(
+                        Piece(_file(part, rank), tuple(report["offsets"][part][name]))
+                        for rank, report in enumerate(reports)
+                    ),
+                )
+                for name, shard in each.shards.items()
+            }
+            for part, each in splits.items()
+            if each.shards
+        }
+        was_best = content.step in self.store.steps() and self.store.best() == content.step
+        return Manifest(
+            step=content.step,
+            run_id=self._run_id,
+            commit=commit,
+            is_best=content.is_best or was_best,  # saved once more: it still is
+            files=files,
+            forms={part: each.form for part, each in splits.items()},
+            shards=shards,
+            facts=content.facts,
+        )
+
+    def _commit(self, draft: Path, manifest: Manifest) -> None:
+        for name, file in manifest.files.items():
+            if not (draft / name).is_file() or (draft / name).stat().st_size != file.size:
+                raise CheckpointError(
+                    f"{draft / name} is not there as its rank wrote it: do all machines share the run folder's disk?"
+                )
+        self.store.commit(draft, manifest)
+
+
+def _own_group(world: World) -> dist.ProcessGroup | None:
+    """Of gloo, whatever the training uses: what is said here lies in main memory."""
+    if world.size == 1:
+        return None
+    group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timedelta(seconds=world.timeout_s))
+    return group
+
+
+def _share_out(sizes: Mapping[str, int], writers: Sequence[int]) -> dict[str, int]:
+    """An owner for each part: the largest first, always to whom has least. All ranks come to the same answer."""
+    loads = dict.fromkeys(writers, 0)
+    owners = {}
+    for part in sorted(sizes, key=lambda part: (-sizes[part], part)):
+        owner = min(loads, key=lambda rank: (loads[rank], rank))
+        owners[part] = owner
+        loads[owner] += sizes[part]
+    return owners
+
+
+def _num_bytes(tensors: Mapping[str, Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+def _file(part: str, rank: int | None = None) -> str:
+    return f"{part}.safetensors" if rank is None else f"{part}.rank-{rank}.safetensors"
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror} ({error.filename})" if error.filename else error.strerror
+    return str(error)

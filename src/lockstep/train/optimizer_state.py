@@ -1,0 +1,64 @@
+"""An optimizer's state as a value: by its parameters' names, so that it does not depend on their order."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from lockstep.engine.digest import owners_in
+from lockstep.errors import UserError
+
+
+def optimizer_value(optimizer: Optimizer, models: Mapping[str, nn.Module]) -> dict[str, Any]:
+    """The state for each parameter, and each group's settings with the names of its parameters."""
+    owners = owners_in(optimizer, models)
+    names = {id(parameter): owner for owner, parameter in owners.items()}
+    groups = [
+        {key: value for key, value in group.items() if key != "params"}
+        | {"params": [names[id(parameter)] for parameter in group["params"]]}
+        for group in optimizer.param_groups
+    ]
+    return {"state": {owner: dict(optimizer.state.get(p, {})) for owner, p in owners.items()}, "groups": groups}
+
+
+def load_optimizer(
+    name: str,
+    optimizer: Optimizer,
+    models: Mapping[str, nn.Module],
+    value: Mapping[str, Any],
+    *,
+    keep_settings: bool,
+) -> None:
+    """Not by its own `load_state_dict`, which gives the state its parameter's type: that would change bits."""
+    owners = owners_in(optimizer, models)
+    groups = optimizer_value(optimizer, models)["groups"]
+    if [group["params"] for group in groups] != [group["params"] for group in value["groups"]]:
+        raise UserError(f"{name} was saved with other parameters, or with others in its groups")
+    for group, saved in zip(optimizer.param_groups, value["groups"], strict=True):
+        settings = {} if keep_settings else {key: setting for key, setting in saved.items() if key != "params"}
+        for key, setting in settings.items():
+            if isinstance(group.get(key), Tensor):
+                group[key].copy_(setting)  # in place: groups may share it
+            else:
+                group[key] = setting
+        for owner in saved["params"]:
+            parameter = owners[owner]
+            state = {key: _placed(key, part, parameter, group) for key, part in value["state"][owner].items()}
+            if state:
+                optimizer.state[parameter] = state
+            else:
+                optimizer.state.pop(parameter, None)
+
+
+def _placed(key: str, value: Any, parameter: Parameter, group: Mapping[str, Any]) -> Any:
+    """Tensors beside their parameter; but a count of steps, as torch has it, where the host can read it at once."""
+    if isinstance(value, Mapping):
+        return {inner: _placed(inner, element, parameter, group) for inner, element in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_placed(key, element, parameter, group) for element in value)
+    if not isinstance(value, Tensor):
+        return value
+    on_host = key == "step" and not (group.get("capturable") or group.get("fused"))
+    return value.clone() if on_host else value.to(parameter.device, copy=True)

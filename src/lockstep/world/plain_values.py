@@ -1,0 +1,116 @@
+"""Nested plain values as JSON and tensors apart: so they travel between processes and lie in checkpoints.
+
+Values are None, booleans, numbers, text, bytes, lists, tuples, dictionaries, tensors, numpy arrays and, to be saved,
+shards of tensors. All of them come back as what they were, numbers to the last bit; tensors on the CPU, and of a shard
+the whole tensor. Nothing in the form names code.
+"""
+
+import base64
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# A dictionary with one such key stands for something that JSON does not have.
+_TENSOR, _ARRAY, _TUPLE, _PAIRS, _FLOAT, _BYTES = "$tensor", "$array", "$tuple", "$pairs", "$float", "$bytes"
+
+
+class Shard(NamedTuple):
+    """This rank's box of a tensor that no rank has whole."""
+
+    local: Tensor
+    offsets: tuple[int, ...]  # where it begins in the whole
+    shape: tuple[int, ...]  # of the whole
+
+
+class Split(NamedTuple):
+    form: Any
+    tensors: dict[str, Tensor]  # by the names that the form calls them
+    shards: dict[str, Shard]
+
+
+def split(value: Any, place: str = "value") -> Split:
+    """`place` is what errors call the value."""
+    tensors: dict[str, Any] = {}
+    form = _split(value, place, (), tensors)
+    shards = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, Shard)}
+    return Split(form, {name: tensor for name, tensor in tensors.items() if name not in shards}, shards)
+
+
+def join(form: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The value again. A form that `split` cannot have made is a ValueError."""
+    try:
+        return _join(form, tensors)
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"not the form of a value: {error!r}") from None
+
+
+def own_copy(tensor: Tensor) -> Tensor:
+    """On the CPU, contiguous, in memory of its own: what safetensors can write. Tied and strided ones are not so."""
+    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+
+
+def _split(value: Any, place: str, path: tuple[str, ...], tensors: dict[str, Any]) -> Any:
+    def inner(element: Any, key: Any) -> Any:
+        return _split(element, f"{place}[{key!r}]", (*path, str(key)), tensors)
+
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {_FLOAT: repr(float(value))}
+    if isinstance(value, Tensor):
+        return {_TENSOR: _add(value.detach(), path, tensors)}
+    if isinstance(value, Shard):
+        return {_TENSOR: _add(value, path, tensors)}
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        return {_ARRAY: _add(torch.from_numpy(value.copy()), path, tensors)}
+    if isinstance(value, np.generic):
+        return _split(value.item(), place, path, tensors)
+    if isinstance(value, bytes):
+        return {_BYTES: base64.b64encode(value).decode()}
+    if isinstance(value, tuple):
+        return {_TUPLE: [inner(element, index) for index, element in enumerate(value)]}
+    if isinstance(value, list):
+        return [inner(element, index) for index, element in enumerate(value)]
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) and not key.startswith("$") for key in value):
+            return {key: inner(element, key) for key, element in value.items()}
+        return {_PAIRS: [[inner(key, "key"), inner(element, key)] for key, element in value.items()]}
+    raise TypeError(
+        f"{place} is a {type(value).__name__}: only None, booleans, numbers, text, bytes, lists, tuples, dictionaries, "
+        "tensors and numpy arrays can be sent or saved"
+    )
+
+
+def _add(tensor: Tensor | Shard, path: tuple[str, ...], tensors: dict[str, Any]) -> str:
+    """Under its path, or where another is called so already, something like it."""
+    name = "/".join(path) or "value"
+    while name in tensors:
+        name += "'"
+    tensors[name] = tensor
+    return name
+
+
+def _join(form: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(form, list):
+        return [_join(element, tensors) for element in form]
+    if not isinstance(form, dict):
+        return form
+    if len(form) == 1:
+        ((key, content),) = form.items()
+        if key in _MARKED:
+            return _MARKED[key](content, tensors)
+    return {key: _join(element, tensors) for key, element in form.items()}
+
+
+_MARKED: dict[str, Callable[[Any, Mapping[str, Tensor]], Any]] = {
+    _TENSOR: lambda name, tensors: tensors[name],
+    _ARRAY: lambda name, tensors: tensors[name].numpy(),
+    _TUPLE: lambda elements, tensors: tuple(_join(element, tensors) for element in elements),
+    _PAIRS: lambda pairs, tensors: {_join(key, tensors): _join(element, tensors) for key, element in pairs},
+    _FLOAT: lambda text, _tensors: float(text),
+    _BYTES: lambda text, _tensors: base64.b64decode(text, validate=True),
+}

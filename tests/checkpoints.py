@@ -1,0 +1,45 @@
+"""Checkpoints for tests, made by the real saver on one process."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lockstep.checkpoint.saver import Content, Outcome, Saver
+from lockstep.checkpoint.store import Retention
+from lockstep.world.world import World
+
+RUN_ID = "0123456789abcdef"
+
+
+def save(
+    folder: Path,
+    step: int,
+    parts: Mapping[str, Any],
+    facts: Mapping[str, Any] | None = None,
+    *,
+    is_best: bool = False,
+    retention: Retention = Retention(keep=100),
+    run_id: str = RUN_ID,
+) -> Path:
+    """Save, and wait for it; a failure is an assertion."""
+    outcome = try_to_save(folder, step, parts, facts, is_best=is_best, retention=retention, run_id=run_id)
+    assert outcome.problem is None, outcome.problem
+    return folder / f"step-{step}"
+
+
+def try_to_save(
+    folder: Path,
+    step: int,
+    parts: Mapping[str, Any],
+    facts: Mapping[str, Any] | None = None,
+    *,
+    is_best: bool = False,
+    retention: Retention = Retention(keep=100),
+    run_id: str = RUN_ID,
+) -> Outcome:
+    saver = Saver(folder, World(), run_id, attempt=1)
+    saver.save(Content(step, parts, facts or {}, is_best), retention)
+    outcome = saver.wait()
+    saver.close()
+    assert outcome is not None
+    return outcome

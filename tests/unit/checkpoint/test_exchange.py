@@ -234,6 +234,30 @@ def test_a_model_with_modules_called_module(save: Save, kind: str, inside: str, 
     assert same(model, source)
 
 
+def model_of(names: list[str]) -> nn.Module:
+    model = nn.Module()
+    for name in names:
+        *path, last = name.split(".")
+        module = model
+        for part in path:
+            module.add_module(part, getattr(module, part, nn.Module()))
+            module = getattr(module, part)
+        module.register_buffer(last, torch.zeros(1))
+    return model
+
+
+def test_equal_names_are_equal_also_where_others_are_missing(save: Save) -> None:
+    model = model_of(["module.x", "module.module.x", "y"])
+    saved = save(1, model={"module.x": torch.ones(1), "module.module.x": torch.full((1,), 2.0)})
+    assert "missing there: y" in message_of(lambda: lockstep.load_checkpoint(model, saved))
+    lockstep.load_checkpoint(model, saved, strict=False)
+    assert {name: tensor.item() for name, tensor in model.state_dict().items()} == {
+        "module.x": 1.0,
+        "module.module.x": 2.0,
+        "y": 0.0,
+    }
+
+
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize(
     ("own", "theirs"),
@@ -245,14 +269,7 @@ def test_a_model_with_modules_called_module(save: Save, kind: str, inside: str, 
     ],
 )
 def test_two_readings_are_an_error_and_no_guess(save: Save, strict: bool, own: list[str], theirs: list[str]) -> None:
-    model = nn.Module()
-    for name in own:
-        *path, last = name.split(".")
-        module = model
-        for part in path:
-            module.add_module(part, getattr(module, part, nn.Module()))
-            module = getattr(module, part)
-        module.register_buffer(last, torch.zeros(1))
+    model = model_of(own)
     saved = save(1, model={name: torch.ones(1) for name in theirs})
     assert "cannot tell which of" in line_of(lambda: lockstep.load_checkpoint(model, saved, strict=strict))
     assert not any(tensor.any() for tensor in model.state_dict().values())
@@ -316,6 +333,12 @@ def test_tensors_keep_their_identity_type_and_gradient(save: Save) -> None:
     assert [p.dtype for p in model.parameters()] == [torch.float64] * 6
     assert [p.requires_grad for p in model.parameters()] == [False] * 2 + [True] * 4
     assert same(model, source.to(torch.float64))
+
+
+def test_the_model_is_moved_to_the_device_once_it_is_loaded(save: Save) -> None:
+    model = make_model()
+    lockstep.load_checkpoint(model, save(1, model=make_model(1).state_dict()), device="meta")
+    assert all(tensor.is_meta for tensor in model.state_dict().values())
 
 
 def test_models_that_cannot_be_loaded_into(save: Save) -> None:

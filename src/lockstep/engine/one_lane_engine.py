@@ -96,7 +96,7 @@ class OneLanePass:
         return (torch.stack(sums) / nonzero(torch.stack(counts))).sum()
 
     def loss_sums(self) -> list[Tensor]:
-        return [torch.stack([loss_sum.reshape(()) for loss_sum in self._sums])]
+        return [loss_sum.clone() for loss_sum in self._sums]
 
     def nonfinite_lanes(self) -> list[int]:
         return [] if all_finite(self.loss_sums()) else [0]

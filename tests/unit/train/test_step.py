@@ -77,6 +77,21 @@ def test_a_step_is_freed_at_once_with_its_batch(determinism: str, lanes: int) ->
         gc.enable()
 
 
+def test_fast_mode_leaves_losses_the_size_that_the_fp16_scale_gives_them() -> None:
+    setting = Setting(2, determinism="fast", precision="fp16")
+    arrived: list[float] = []
+
+    def watched(model: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, int]:
+        loss_sum, count = squared(model, batch)
+        loss_sum.register_hook(lambda gradient: arrived.append(gradient.item()))
+        return loss_sum, count
+
+    for step in setting.run.open_steps(setting.loader, steps=2):
+        step.accumulate(watched, setting.model)
+        step.update(setting.optimizer)
+    assert len(arrived) == 4 and len(set(arrived)) == 1
+
+
 def test_a_loop_of_ones_own_is_the_same_as_the_function() -> None:
     one, other = Setting(), Setting()
     step = one.first_step()

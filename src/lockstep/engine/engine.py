@@ -114,7 +114,7 @@ def run_backward(
     Straight to autograd's engine: what `torch.autograd.backward` asks of its arguments first is known here, and takes a
     tenth of a small model's backward pass. Losses of other types may have a backward pass of their own.
     """
-    if all(type(loss) is Tensor for loss in losses):
+    if set(map(type, losses)) == {Tensor}:
         _engine_run_backward(
             tuple(losses),
             tuple(scales),

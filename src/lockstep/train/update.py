@@ -52,7 +52,9 @@ class Updater:
         optimizers: Sequence[Optimizer],
     ) -> Update:
         """Make update `number`, unless something in it is not finite."""
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        gradients: list[Tensor] = []
+        if self._looks or self._clip_norm is not None:
+            gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         norm = None if self._clip_norm is None else global_norm(gradients)
         # A norm is finite only if all that went into it is.
         if self._looks and not all_finite([*loss_sums(), *(gradients if norm is None else [norm])]):

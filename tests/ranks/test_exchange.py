@@ -28,8 +28,8 @@ def train_wrapped(world: World, folder: str) -> tuple[str, list[str]]:
     wrapped(torch.randn(4, 3)).square().sum().backward()
     optimizer.step()
     lockstep.barrier()
+    checkpoints.save(Path(folder) / "checkpoints", 1, {"model": wrapped.state_dict()}, world=world)
     if world.is_main:
-        checkpoints.save(Path(folder) / "checkpoints", 1, {"model": wrapped.state_dict()})
         torch.save({"model_state_dict": wrapped.state_dict()}, Path(folder) / "wrapped.pt")
     return digest_of(wrapped.module), list(wrapped.state_dict())
 

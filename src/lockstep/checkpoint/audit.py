@@ -1,8 +1,8 @@
 """The audit of a run: was every sample of every finished epoch used exactly once, whatever happened on the way?
 
-It reads the ledger, the checkpoints' manifests and the event history, and believes none of them alone: commits must lead
-back to the run's beginning, their batches must follow each other and come to what the checkpoints say, the positions
-they list must be those of the batches and each of them once, and the history must begin as every checkpoint found it.
+It reads the ledger, the checkpoints' manifests and the event history, and believes none of them alone. Commits must
+lead back to the run's beginning; their batches must follow each other and come to what the checkpoints say; the
+positions that they list must be those of the batches, each once; the history must begin as every checkpoint found it.
 """
 
 import hashlib

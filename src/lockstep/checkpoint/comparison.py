@@ -1,5 +1,6 @@
 """Where two states differ, tensor by tensor, and by how much. Equal means equal bits, as for the digest."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -50,7 +51,7 @@ def compare(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> list[Dif
 def _measure(left: Tensor, right: Tensor) -> dict[str, Any]:
     num_different = num_nonfinite = 0
     largest = square = left_square = 0.0
-    for one, other in zip(_flat(left).split(_CHUNK), _flat(right).split(_CHUNK), strict=True):
+    for one, other in zip(torch.split(_flat(left), _CHUNK), torch.split(_flat(right), _CHUNK), strict=True):
         differs = (_bits(one) != _bits(other)).any(dim=1)
         a, b = _wide(one), _wide(other)
         finite = a.isfinite() & b.isfinite()
@@ -60,7 +61,7 @@ def _measure(left: Tensor, right: Tensor) -> dict[str, Any]:
         largest = max(largest, float(gap.max()) if gap.numel() else 0.0)
         square += float(gap.square().sum())
         left_square += float(a[finite].abs().square().sum())
-    relative = (square / left_square) ** 0.5 if left_square else float(square > 0)
+    relative = math.sqrt(square / left_square) if left_square else math.inf if square else 0.0
     return {
         "num_different": num_different,
         "num_nonfinite": num_nonfinite,

@@ -1,7 +1,7 @@
 """Was every sample used once? From the stretches that commits list to the samples that they stand for.
 
 A loader's turn is a run of batches. Of each epoch in it, every position that those batches reach must be consumed or
-dropped once, and in the order of the batches; and the epoch's order must lead from so many positions to as many samples.
+dropped once, in the order of the batches; and the epoch's order must lead from so many positions to as many samples.
 Positions are compared as intervals and samples marked in a bitmap, so memory stays small whatever a ledger says.
 """
 
@@ -180,28 +180,26 @@ class _Epochs:
             for epoch, start, stop in (*span.consumed, *span.dropped):
                 covered[epoch].append((start, stop))
         reached = range(self._batches.start // len(self._cut), (self._batches.stop - 1) // len(self._cut) + 1)
+        absent = list(islice((epoch for epoch in reached if epoch not in covered), _MOST_NAMED))
         num_finished, partial = 0, []
-        for epoch in sorted(covered):
+        for epoch in sorted([*covered, *absent]):
             if epoch not in reached:
                 self._faults.add(f"epoch {epoch + 1:,}: samples were used, and no batch reaches it")
                 continue
             self._tell(f"epoch {epoch + 1:,} of {reached.stop:,}")
             due = self._due(epoch)
-            is_right = self._is_covered(epoch, due, sorted(covered[epoch]))
+            is_right = self._is_covered(epoch, due, sorted(covered.get(epoch, [])))
             if len(due) == self._cut.length:
                 num_finished += is_right
             elif is_right:
                 partial.append(Partial(epoch, due.start, due.stop))
-        num_absent = len(reached) - sum(epoch in reached for epoch in covered)
-        if num_absent:
-            absent = (epoch for epoch in reached if epoch not in covered)  # not all of them: the range may be made up
-            named = ", ".join(str(epoch + 1) for epoch in islice(absent, min(num_absent, _MOST_NAMED)))
-            self._faults.add(f"no sample was used of {_count(num_absent, 'epoch')}: {_listed(named, num_absent)}")
+        if num_more := len(reached) - sum(epoch in reached for epoch in [*covered, *absent]):
+            self._faults.add(f"{_count(num_more, 'more epoch')}: no sample was used")
         dropped = len(self._cut.dropped())
         return Turn("indexed", self._batches, self._cut.length, dropped, num_finished, tuple(partial))
 
     def _due(self, epoch: int) -> range:
-        """The positions of an epoch that the turn's batches stand for; at an epoch's end also those that are dropped."""
+        """The positions of an epoch that the turn's batches stand for; at its end also those that are dropped."""
         first, last = (number - epoch * len(self._cut) for number in (self._batches.start, self._batches.stop))
         start = max(first, 0) * self._cut.global_batch
         return range(start, self._cut.length if last >= len(self._cut) else last * self._cut.global_batch)

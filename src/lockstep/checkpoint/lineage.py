@@ -1,7 +1,7 @@
 """The way that a run has come: its commits from the first to the newest, by the parent that each one names.
 
-A line that a kill kept out of the ledger is in its checkpoint's manifest, and a pruned checkpoint's is in the ledger: so
-both are read. Lines that no way leads back to are of attempts that were undone. Nothing in a line is trusted before it
+A line that a kill kept out of the ledger is in its checkpoint's manifest, and that of a pruned checkpoint is in the
+ledger: so both are read. Lines beside the way are of attempts that were undone. Nothing in a line is trusted before it
 was checked: a ledger is a file like any other.
 """
 
@@ -117,15 +117,13 @@ def _walk(commits: Mapping[str, Commit], faults: Faults) -> list[Commit]:
     parents = {commit.parent for commit in commits.values()}
     ends = [commit for commit in commits.values() if commit.name not in parents]
     if not ends:
-        faults.add("the ledger's commits go round in a circle: none of them is the newest")
+        faults.add("the ledger's commits go in a circle: none of them is the newest")
         return []
     commit = max(ends, key=lambda end: (end.attempt, end.step))
     path, names = [commit], {commit.name}
     while commit.parent is not None:
         if commit.parent in names:
-            faults.add(
-                f"{commit} goes on from {commit.parent}, which comes after it: the ledger goes round in a circle"
-            )
+            faults.add(f"{commit} goes on from {commit.parent}, which comes after it: the commits go in a circle")
             break
         if commit.parent not in commits:
             faults.add(

@@ -9,6 +9,7 @@ from lockstep.checkpoint.store import Retention
 from lockstep.world.world import World
 
 RUN_ID = "0123456789abcdef"
+ALL = Retention(keep=100)
 
 
 def save(
@@ -18,7 +19,7 @@ def save(
     facts: Mapping[str, Any] | None = None,
     *,
     is_best: bool = False,
-    retention: Retention = Retention(keep=100),
+    retention: Retention = ALL,
     run_id: str = RUN_ID,
 ) -> Path:
     """Save, and wait for it; a failure is an assertion."""
@@ -34,7 +35,7 @@ def try_to_save(
     facts: Mapping[str, Any] | None = None,
     *,
     is_best: bool = False,
-    retention: Retention = Retention(keep=100),
+    retention: Retention = ALL,
     run_id: str = RUN_ID,
 ) -> Outcome:
     saver = Saver(folder, World(), run_id, attempt=1)

@@ -341,6 +341,6 @@ def _shown(text: str) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """The first line of what a library says."""
+    """What a library or the system says, in one line."""
     text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-    return _shown(text.splitlines()[0])
+    return _shown(text)

@@ -15,6 +15,7 @@ from lockstep.checkpoint.store import load_weights
 from lockstep.cli import app
 from lockstep.errors import LockstepError, complain
 from lockstep.events.jsonl import read_lines
+from tests.checkpoints import save
 from tests.commands import LOCKSTEP, Finished, run, started, wait_for
 from tests.contracts.test_command_line import help_of
 
@@ -210,6 +211,18 @@ def test_a_mistake_is_a_clear_line(
     assert finished.code == 2, finished
     assert told in finished.err
     assert finished.err.count("\n") == 1
+
+
+def test_checkpoints_that_a_stranger_has_made(tmp_path: Path, ckpt: Ckpt) -> None:
+    for step in (1, 2):
+        save(tmp_path, step, {"model": {"\x1b[2J": torch.full((2,), float(step))}}, {"metrics": {"\x1b[2J": 1}})
+    differ = ckpt("diff", tmp_path, tmp_path, "--step", 1, "--other-step", 2)
+    assert (differ.code, "\x1b" in differ.out) == (3, False)
+    assert "\x1b" not in ckpt("ls", tmp_path).out
+    save(tmp_path, 3, {"optimizer": [1, 2]})
+    odd = ckpt("digest", tmp_path)
+    assert odd.code == 3
+    assert odd.err.endswith("step-3: does not hold what a run saves\n")
 
 
 def test_nothing_of_the_run_is_changed(made: Made, ckpt: Ckpt) -> None:

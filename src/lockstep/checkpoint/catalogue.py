@@ -56,13 +56,16 @@ def entries(store: Store) -> Iterator[Entry]:
         is_latest = False
 
 
-def examine(store: Store, step: int, tell: Callable[[str], None] = lambda _progress: None) -> Checkup:
-    """Compare all files of a checkpoint with their hashes; `tell` is called before each."""
+def examine(store: Store, step: int, tell: Callable[[str], None] = lambda _progress: None) -> Checkup | None:
+    """Compare all files of a checkpoint with their hashes; `tell` is called before each.
+
+    None if it is not there any more: a run that is going on removes old ones.
+    """
     path = store.path(step)
     try:
         manifest = store.manifest(step)
     except CheckpointError as error:
-        return Checkup(step, path, 0, 0, [str(error)])
+        return Checkup(step, path, 0, 0, [str(error)]) if path.exists() else None
     problems = []
     for number, (name, stored) in enumerate(manifest.files.items(), 1):
         tell(f"{path.name}: {name} ({number} of {len(manifest.files)})")
@@ -70,6 +73,8 @@ def examine(store: Store, step: int, tell: Callable[[str], None] = lambda _progr
             read_file(path, name, stored)
         except CheckpointError as error:
             problems.append(str(error))
+    if not path.exists():
+        return None
     return Checkup(step, path, len(manifest.files), _num_bytes(manifest), problems)
 
 

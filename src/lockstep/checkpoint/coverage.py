@@ -213,7 +213,7 @@ class _Epochs:
                 num = sum(map(len, ranges))
                 self._faults.add(f"epoch {epoch + 1:,}: {_count(num, 'sample')} {what}: {_listed(samples, num)}")
         if stray:
-            places = ", ".join(f"{part.start:,} to {part.stop:,}" for part in stray[:_MOST_NAMED])
+            places = ", ".join(f"{part.start:,} to {part.stop - 1:,}" for part in stray[:_MOST_NAMED])
             self._faults.add(f"epoch {epoch + 1:,}: positions were used that no batch has come to: {places}")
         if missing or repeated or stray:
             return False

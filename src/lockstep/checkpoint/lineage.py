@@ -31,7 +31,7 @@ class Stretch(NamedTuple):
     stop: int
 
     def __str__(self) -> str:
-        return f"{self.start:,} to {self.stop:,} of epoch {self.epoch + 1:,}"
+        return f"{self.start:,} to {self.stop - 1:,} of epoch {self.epoch + 1:,}"
 
 
 class Span(NamedTuple):

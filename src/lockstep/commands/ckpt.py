@@ -2,6 +2,9 @@
 
 import json
 import os
+import shutil
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +19,8 @@ if TYPE_CHECKING:
 
     from lockstep.checkpoint.catalogue import Entry
     from lockstep.checkpoint.store import Store
+
+_PROGRESS_EVERY_S = 0.1
 
 app = typer.Typer(
     name="ckpt",
@@ -66,7 +71,10 @@ def verify(
         checkups = []
         for each in steps or store.steps():
             checkup = examine(store, each, tell)
+            if checkup is None:
+                continue
             checkups.append(checkup)
+            tell("")
             if not as_json:
                 whole = f"{checkup.path}: {_count(checkup.num_files, 'file')} of {_size(checkup.num_bytes)}, intact"
                 print("\n".join(f"damaged: {line}" for line in checkup.problems) or whole, flush=True)
@@ -146,8 +154,8 @@ def diff(
         sides = {"first": str(left.path), "second": str(right.path)}
         _print_json({"equal": not differences, **sides, "num_tensors": num_tensors, "differences": shown})
     else:
-        for difference in differences:
-            print(difference)
+        for text in map(str, differences):
+            print(text if text.isprintable() else ascii(text))  # a tensor's name may be a stranger's
         same = f"equal in all {_count(num_tensors, 'tensor')}"
         differ = f"{len(differences):,} of {_count(num_tensors, 'tensor')} differ"
         print(f"{left.path} and {right.path}: {differ if differences else same}")
@@ -209,12 +217,21 @@ def _reading(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
-    """A line on the terminal that says what is being done; elsewhere nothing."""
-    from rich.console import Console
-    from rich.text import Text
+    """A line on the terminal that says what is being done, and is gone afterwards; elsewhere nothing."""
+    shown_at = 0.0
 
-    with Console(stderr=True).status("") as status:
-        yield lambda text: status.update(Text(text))
+    def tell(text: str) -> None:
+        nonlocal shown_at
+        now = time.monotonic()
+        if sys.stderr.isatty() and (not text or now - shown_at > _PROGRESS_EVERY_S):
+            width = shutil.get_terminal_size().columns - 1
+            print(f"\r\x1b[K{text[:width]}", end="", file=sys.stderr, flush=True)
+            shown_at = now
+
+    try:
+        yield tell
+    finally:
+        tell("")
 
 
 def _folder(path: Path) -> Path:

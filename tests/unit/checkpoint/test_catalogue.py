@@ -1,5 +1,6 @@
 """The list of checkpoints, and the examination of their files."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -46,8 +47,15 @@ def test_facts_that_are_not_what_a_run_writes_are_left_out(tmp_path: Path) -> No
 def test_intact(store: Store) -> None:
     told: list[str] = []
     found = examine(store, 20, told.append)
+    assert found is not None
     assert (found.problems, found.num_files) == ([], 2)
     assert told == ["step-20: model.safetensors (1 of 2)", "step-20: optimizer.safetensors (2 of 2)"]
+
+
+def problems(store: Store, step: int) -> list[str]:
+    found = examine(store, step)
+    assert found is not None
+    return found.problems
 
 
 def test_everything_that_is_damaged_is_named(store: Store) -> None:
@@ -56,12 +64,17 @@ def test_everything_that_is_damaged_is_named(store: Store) -> None:
     content[-1] ^= 1
     model.write_bytes(content)
     optimizer.unlink()
-    first, second = examine(store, 20).problems
+    first, second = problems(store, 20)
     assert first.endswith("model.safetensors does not match its hash")
     assert "optimizer.safetensors cannot be read" in second
-    assert examine(store, 30).problems == []
+    assert problems(store, 30) == []
 
 
 def test_a_damaged_manifest(store: Store) -> None:
     (store.path(20) / "manifest.json").unlink()
-    assert "manifest.json cannot be read" in examine(store, 20).problems[0]
+    assert "manifest.json cannot be read" in problems(store, 20)[0]
+
+
+def test_what_a_run_removes_meanwhile_is_not_damaged(store: Store) -> None:
+    assert examine(store, 7) is None
+    assert examine(store, 20, lambda _progress: shutil.rmtree(store.path(20), ignore_errors=True)) is None

@@ -186,7 +186,6 @@ class _Epochs:
             if epoch not in reached:
                 self._faults.add(f"epoch {epoch + 1:,}: samples were used, and no batch reaches it")
                 continue
-            self._tell(f"epoch {epoch + 1:,} of {reached.stop:,}")
             due = self._due(epoch)
             is_right = self._is_covered(epoch, due, sorted(covered.get(epoch, [])))
             if len(due) == self._cut.length:
@@ -223,6 +222,7 @@ class _Epochs:
         """Do so many positions lead to as many samples?"""
         bitmap = np.zeros(-(-self._cut.length // 8), dtype=np.uint8)
         for start in range(due.start, due.stop, _CHUNK):
+            self._tell(f"epoch {epoch + 1:,}: position {start:,} of {due.stop:,}")
             samples = order.indices(start, min(start + _CHUNK, due.stop))
             np.bitwise_or.at(bitmap, samples >> 3, np.left_shift(1, samples & 7).astype(np.uint8))
         num_seen = sum(int(np.unpackbits(piece).sum()) for piece in _pieces(bitmap))

@@ -491,6 +491,12 @@ def test_a_very_long_data_set_needs_little_memory(history: History) -> None:
     assert "less than 1% of epoch 1" in str(found)
 
 
+def test_it_tells_how_far_it_is(finished: History) -> None:
+    told: list[str] = []
+    audit(finished.folder, told.append)
+    assert told == ["epoch 1: position 0 of 20", "epoch 2: position 0 of 20", "epoch 3: position 0 of 8"]
+
+
 def test_nothing_to_audit(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a run folder"):
         audit(tmp_path)

@@ -7,10 +7,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import lockstep
-from lockstep.checkpoint.store import save_checkpoint
 from lockstep.engine.digest import digest, state_of
 from lockstep.testing import ranks
 from lockstep.world.world import World
+from tests import checkpoints
 
 
 def make_model() -> nn.Module:
@@ -28,8 +28,8 @@ def train_wrapped(world: World, folder: str) -> tuple[str, list[str]]:
     wrapped(torch.randn(4, 3)).square().sum().backward()
     optimizer.step()
     lockstep.barrier()
+    checkpoints.save(Path(folder) / "checkpoints", 1, {"model": wrapped.state_dict()}, world=world)
     if world.is_main:
-        save_checkpoint(Path(folder) / "checkpoints", 1, {"model": wrapped.state_dict()}, {})
         torch.save({"model_state_dict": wrapped.state_dict()}, Path(folder) / "wrapped.pt")
     return digest_of(wrapped.module), list(wrapped.state_dict())
 
@@ -49,6 +49,6 @@ def test_wrapped_weights_go_into_a_bare_model_and_back_on_every_rank(tmp_path: P
         assert digest_of(bare) != saved
         lockstep.load_checkpoint(bare, source, pickled=True)
         assert digest_of(bare) == saved
-    save_checkpoint(tmp_path / "checkpoints", 2, {"model": bare.state_dict()}, {})
+    checkpoints.save(tmp_path / "checkpoints", 2, {"model": bare.state_dict()})
     for is_compiled in (False, True):
         assert ranks(2).run(load_wrapped, str(tmp_path), is_compiled) == [saved, saved]

@@ -22,7 +22,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from lockstep.checkpoint.store import CheckpointError, best_checkpoint, latest_checkpoint, load_weights
+from lockstep.checkpoint import disk
+from lockstep.checkpoint.manifest import MANIFEST, CheckpointError
+from lockstep.checkpoint.store import best_checkpoint, latest_checkpoint, load_weights
 from lockstep.errors import UserError
 
 logger = logging.getLogger("lockstep")
@@ -141,12 +143,12 @@ def _read(source: Source, weights: str, *, best: bool, pickled: bool) -> tuple[P
 
 def _checkpoint_in(folder: Path, *, best: bool) -> Path:
     checkpoints = folder / "checkpoints"
-    if (folder / "manifest.json").exists():
+    if (folder / MANIFEST).exists():
         if best:
             raise UserError(f"{folder} is one checkpoint: best=True chooses among a run folder's")
         return folder
     if not checkpoints.is_dir():
-        raise UserError(f"{folder} is neither a run folder (with checkpoints/) nor a checkpoint (with manifest.json)")
+        raise UserError(f"{folder} is neither a run folder (with checkpoints/) nor a checkpoint (with {MANIFEST})")
     found = best_checkpoint(checkpoints) if best else latest_checkpoint(checkpoints)
     if found is None:
         raise UserError(f"{folder} has no {'best ' if best else ''}checkpoint yet")
@@ -154,7 +156,7 @@ def _checkpoint_in(folder: Path, *, best: bool) -> Path:
 
 
 def _from_checkpoint(checkpoint: Path, weights: str) -> dict[str, Tensor]:
-    """An average's file holds averaged parameters alone, each once: all else is as in its model's file."""
+    """An average's file holds averaged parameters alone: all else is as in its model's file."""
     tensors = load_weights(checkpoint, weights)
     if not weights.startswith("average"):
         return tensors
@@ -162,16 +164,7 @@ def _from_checkpoint(checkpoint: Path, weights: str) -> dict[str, Tensor]:
     model = load_weights(checkpoint, weights.replace("average", "model", 1))
     if strange := [name for name in tensors if name not in model]:
         raise CheckpointError(f"{checkpoint}: {weights} has names that its model has not: {_listed(strange)}")
-    return {name: _averaged(name, model, tensors) for name in model}
-
-
-def _averaged(name: str, model: Mapping[str, Tensor], averages: Mapping[str, Tensor]) -> Tensor:
-    own = model[name]
-    if name not in averages and own.is_floating_point() and own.numel() > 1:
-        # A tied parameter is averaged under its first name alone; in the model's file both names have the same bits.
-        twins = (each for each in averages if _same_bits(model[each], own))
-        name = next(twins, name)
-    return averages[name].to(own.dtype) if name in averages else own
+    return model | {name: tensor.to(model[name].dtype) for name, tensor in tensors.items()}
 
 
 def _from_pickle(path: Path, num_bytes: int) -> dict[str, Tensor]:
@@ -307,17 +300,8 @@ def _write_whole(path: Path, tensors: dict[str, Tensor]) -> None:
         else:
             torch.save(tensors, draft)
         draft.chmod(0o600)
-        _flush(draft)
-        draft.replace(path)
-        _flush(path.parent)
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        disk.flush(draft)
+        disk.rename(draft, path)
 
 
 def _kind(tensor: Tensor) -> str:

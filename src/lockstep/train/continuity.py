@@ -126,6 +126,10 @@ class Continuity:
             is_best=is_best,
         )
 
+    def before_update(self) -> None:
+        if self._checkpoints is not None:
+            self._checkpoints.wait_for_copies()
+
     def look(self) -> None:
         """Say how a save went, if it has come to its end."""
         if self._checkpoints is not None:

@@ -432,7 +432,8 @@ class Run:
             optimizer: schedule.bind(length) if isinstance(schedule, Schedule) else schedule
             for optimizer, schedule in self._schedules.items()
         }
-        return Updater(self.options, self._parts.scaler, rates, list(self._parts.averages.values()))
+        averages = list(self._parts.averages.values())
+        return Updater(self.options, self._parts.scaler, rates, averages, self._continuity.before_update)
 
     def _after(self, step: int, data_s: float, compute_s: float) -> None:
         self._continuity.look()

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 import lockstep
 from lockstep.checkpoint.exchange import export_weights
-from lockstep.checkpoint.store import save_checkpoint
 from lockstep.errors import LockstepError, UserError
 from lockstep.train.average import MovingAverage
+from tests import checkpoints
 
 ROOT = Path(__file__).parents[3]
 
@@ -42,7 +42,8 @@ def save(run_folder: Path) -> Save:
     """Commit a checkpoint of the run folder: `save(3, model=model.state_dict(), is_best=True)`."""
 
     def commit(step: int, *, is_best: bool = False, **tensors: Mapping[str, Tensor]) -> Path:
-        return save_checkpoint(run_folder / "checkpoints", step, tensors, {}, is_best=is_best)
+        run_folder.mkdir(exist_ok=True)
+        return checkpoints.save(run_folder / "checkpoints", step, tensors, is_best=is_best)
 
     return commit
 

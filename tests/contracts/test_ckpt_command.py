@@ -174,11 +174,16 @@ def test_export(made: Made, ckpt: Ckpt, tmp_path: Path) -> None:
     assert ckpt("export", made.parts, target, "--overwrite", "--step", 80, "--weights", "average").code == 0
     average = load_weights(latest.with_name("step-80"), "average")
     assert torch.equal(load_file(target)["0.weight"], average["0.weight"])
-    best = tmp_path / "best.pt"
-    (step,) = [entry["step"] for entry in json.loads(ckpt("ls", made.parts, "--json").out) if entry["is_best"]]
-    assert json.loads(ckpt("export", made.parts, best, "--best", "--json").out)["source"].endswith(f"step-{step}")
-    weights = load_weights(latest.with_name(f"step-{step}"))
-    assert torch.equal(torch.load(best, weights_only=True)["0.weight"], weights["0.weight"])
+
+
+def test_export_of_the_best(tmp_path: Path, ckpt: Ckpt) -> None:
+    for step in (1, 2):
+        save(tmp_path, step, {"model": {"w": torch.full((2,), float(step))}}, is_best=step == 1)
+    best, newest = tmp_path / "best.pt", tmp_path / "newest.pt"
+    assert json.loads(ckpt("export", tmp_path, best, "--best", "--json").out)["source"].endswith("step-1")
+    assert ckpt("export", tmp_path, newest).code == 0
+    assert torch.load(best, weights_only=True)["w"].tolist() == [1, 1]
+    assert torch.load(newest, weights_only=True)["w"].tolist() == [2, 2]
 
 
 @pytest.mark.parametrize(

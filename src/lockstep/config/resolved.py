@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,14 @@ def digest(config: BaseModel) -> str:
     return hashlib.sha256(_canonical(_plain(config)).encode()).hexdigest()
 
 
-def difference(a: BaseModel, b: BaseModel) -> list[str]:
-    """One line for each key whose values differ, as in `optim.lr: 0.001 → 0.003`; empty where the digests agree."""
-    before, after = dict(_leaves(_plain(a))), dict(_leaves(_plain(b)))
+def difference(a: BaseModel, b: BaseModel, *, but: Collection[str] = ()) -> list[str]:
+    """One line for each key whose values differ, as in `optim.lr: 0.001 → 0.003`; empty where the digests agree.
+
+    `but`: sections that are not looked at.
+    """
+    before, after = (
+        {path: leaf for path, leaf in _leaves(_plain(each)) if not path or path[0] not in but} for each in (a, b)
+    )
     return [
         f"{dotted(path)}: {_side(before, path)} → {_side(after, path)}"
         for path in dict.fromkeys([*before, *after])
@@ -52,13 +57,16 @@ class ResolvedSettings:
         return digest(self.config)
 
     def changes_since(self, path: Path) -> list[str]:
-        """How the config differs from a file's; a setting that was added since counts with its default."""
+        """How the config differs from a file's, but for what a run may change when it goes on.
+
+        A setting that was added since counts with its default.
+        """
         old = read(path)
         recipe = old.values.get("recipe")
         if recipe != self.config.recipe:
             return [f"recipe: {recipe} → {self.config.recipe}"]
         try:
-            return difference(old.check(type(self.config)), self.config)
+            return difference(old.check(type(self.config)), self.config, but=self.config.free_on_resume)
         except ConfigError as error:
             return list(error.problems)
 

@@ -10,7 +10,7 @@ A user's own is a subclass:
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -268,6 +268,22 @@ class LogConfig(Frozen):
 
 class Config(Frozen):
     """A training run. Recipes and users subclass it, and narrow `model` and `data` to Frozen classes of their own."""
+
+    # Those that change no bit: a run may go on with others than it had. A subclass may name more.
+    free_on_resume: ClassVar[frozenset[str]] = frozenset(
+        {
+            "bucket_mb",
+            "checkpoint",
+            "ddp_backend",
+            "find_unused_parameters",
+            "lanes_per_rank",
+            "log",
+            "log_every",
+            "timeout_s",
+            "trace",
+            "workers",
+        }
+    )
 
     recipe: str | None = None  # what `lockstep train` is to train; a loop of one's own needs none
     seed: Whole = 0

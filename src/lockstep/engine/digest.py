@@ -26,7 +26,7 @@ def state_of(
         for name, tensor in model.state_dict(keep_vars=True).items():
             if isinstance(tensor, Tensor):
                 state[f"{prefix}/{name}"] = tensor.detach()
-        for name, buffer in model.named_buffers():  # those that are not saved count too
+        for name, buffer in model.named_buffers(remove_duplicate=False):  # those that are not saved count too
             state[f"{prefix}/{name}"] = buffer.detach()
     for prefix, optimizer in (optimizers or {}).items():
         owners = {owner: optimizer.state.get(p, {}) for owner, p in owners_in(optimizer, models).items()}

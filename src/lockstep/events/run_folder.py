@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
@@ -30,7 +31,7 @@ class Settings(Protocol):
     def digest(self) -> str: ...
 
     def changes_since(self, path: Path) -> list[str]:
-        """One line for each setting that differs from those in a config.yaml."""
+        """One line for each setting that differs from those in a config.yaml and belongs to the run for life."""
         ...
 
 
@@ -85,7 +86,7 @@ class RunFolder:
         """Make the folder ours, or come back to it with the same settings.
 
         Other settings, a folder that is not a run's, or one that another process is training in, is refused. `force`:
-        other settings are taken, and written down.
+        other settings are taken, and written down; those that change no bit are in any case.
         """
         try:
             if self._is_foreign():
@@ -93,8 +94,8 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = self._lock()
             try:
-                run_id = self._come_back(settings, force) if self.facts.exists() else self._begin(settings, fingerprint)
-                return Claim(run_id, self._next_attempt(), lock)
+                enter = partial(self._come_back, force=force) if self.facts.exists() else self._begin
+                return Claim(enter(settings, fingerprint), self._next_attempt(), lock)
             except BaseException:
                 lock.close()
                 raise
@@ -152,16 +153,21 @@ class RunFolder:
             raise UserError(f"{self.facts}: format {facts.get('format')!r}, this lockstep writes {FORMAT_VERSION}")
         return facts
 
-    def _come_back(self, settings: Settings, force: bool) -> str:
+    def _come_back(self, settings: Settings, fingerprint: Mapping[str, Any], *, force: bool) -> str:
         facts = self.read_facts()
-        if facts.get("config_digest") != settings.digest() and (changes := settings.changes_since(self.config)):
-            if not force:
+        if facts.get("config_digest") != settings.digest():
+            changes = settings.changes_since(self.config)
+            if changes and not force:
                 raise UserError(
-                    f"{self.path} holds a run with another config: choose another folder with --run, "
-                    "or go on with this one by --force\n" + "\n".join(f"  {change}" for change in changes)
+                    f"{self.path} holds a run with another config: choose another folder with --run, or go on with "
+                    'this one by --force (in a script: resume="force")\n'
+                    + "\n".join(f"  {change}" for change in changes)
                 )
+            changed = {**facts, "config_digest": settings.digest()}
+            if changes:  # the run is another one from here on
+                changed["fingerprint"] = dict(fingerprint)
             write_whole(self.config, settings.text())
-            write_whole(self.facts, json.dumps({**facts, "config_digest": settings.digest()}, indent=1) + "\n")
+            write_whole(self.facts, json.dumps(changed, indent=1) + "\n")
         return str(facts["run_id"])
 
     def _next_attempt(self) -> int:

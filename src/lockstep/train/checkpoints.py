@@ -66,12 +66,12 @@ class Found(NamedTuple):
 class Checkpoints:
     """Of an open journal's run, in its folder."""
 
-    def __init__(self, journal: Journal, folder: RunFolder, world: World) -> None:
+    def __init__(self, journal: Journal, folder: RunFolder, world: World, parent: str | None = None) -> None:
         self._journal = journal
         self._folder = folder
         self._world = world
         self._saver = Saver(folder.checkpoints, world, journal.run_id, journal.events.attempt)
-        self._parent: str | None = None  # the commit that the run has grown from
+        self.parent = parent  # the commit that the run has grown from
         self._ending: Callable[[Outcome], None] | None = None  # what the save under way still asks for
 
     def find(self) -> Found | None:
@@ -99,7 +99,7 @@ class Checkpoints:
         )
         if content is None:
             return None
-        self._parent = content["facts"]["commit"]
+        self.parent = content["facts"]["commit"]
         return Found(**content)
 
     def save(
@@ -119,7 +119,7 @@ class Checkpoints:
         if waited_s > _LONG_WAIT_S and self._world.is_main:
             logger.warning("step %d waited %.1f s for the save before: the disk is slow", step, waited_s)
         ledger = {
-            "parent": self._parent,
+            "parent": self.parent,
             "attempt": self._journal.events.attempt,
             "processes": self._world.size,
             "spans": consumption.begin_commit(),
@@ -166,7 +166,7 @@ class Checkpoints:
     def _end(self, consumption: Consumption, is_best: bool, stall_s: float, outcome: Outcome) -> None:
         consumption.end_commit(is_made=outcome.commit is not None)
         if outcome.commit is not None:
-            self._parent = outcome.commit
+            self.parent = outcome.commit
             self._journal.events.emit(
                 "checkpoint",
                 outcome.step,

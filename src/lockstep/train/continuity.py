@@ -42,6 +42,7 @@ class Continuity:
         self._found: Found | None = None  # until a call of `steps` takes it up
         self._saving = Saving()
         self._saved: Progress | None = None  # at the latest save
+        self._parent: str | None = None  # the commit it was, when the folder was let go of
         self._fingerprint: Mapping[str, Any] = {}
         self._consumption = Consumption()
         self._loader_state: Callable[[], Any] = dict  # its position after the last step
@@ -51,14 +52,21 @@ class Continuity:
         """Is there a checkpoint of the current step, or one under way?"""
         return self._saved is not None and self._saved.step == self.progress.step
 
+    @property
+    def is_behind(self) -> bool:
+        """Had an earlier attempt come further, to a call of `steps` that this one has not made yet?"""
+        return self._found is not None
+
     def open(self, settings: Settings, fingerprint: Mapping[str, Any]) -> None:
         """Claim the folder and see what an earlier attempt has left; once."""
         if self._journal.is_open:
             return
         self._journal.open(settings, fingerprint)
         if self._journal.folder is not None:
-            self._checkpoints = Checkpoints(self._journal, self._journal.folder, self._world)
-            self._found = self._checkpoints.find()
+            self._checkpoints = Checkpoints(self._journal, self._journal.folder, self._world, self._parent)
+            # After a call that was finished in this process, the script may have changed something, and that stays.
+            if self.progress.call == 0:
+                self._found = self._checkpoints.find()
 
     def begin_call(self, number: int, epochs: int | None, steps: int | None, saving: Saving) -> bool:
         """The `number`-th call of `steps`: is there anything to do in it, or was an earlier attempt in a later one?"""
@@ -147,6 +155,7 @@ class Continuity:
     def close(self, *, abandon: bool) -> None:
         if self._checkpoints is not None:
             self._checkpoints.close(abandon=abandon)
+            self._parent = self._checkpoints.parent
             self._checkpoints = None
 
     def _make_sure(self, what: str, **facts: Any) -> None:

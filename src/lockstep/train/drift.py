@@ -1,7 +1,10 @@
 """Would the answer change? What a run's bits hang on, and how that differs from what a checkpoint was made with."""
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from typing import Any
+
+from torch import Tensor
 
 from lockstep.config.duration import RunLength
 from lockstep.data.foreign import Loader
@@ -27,6 +30,18 @@ def numerics_of(options: StepOptions, loader: Loader) -> dict[str, Any]:
         "global_batch": loader.global_batch,
         "lanes": loader.lanes.count if loader.exact else None,
         "tail": loader.tail,
+        "shuffle": loader.facts().get("shuffle"),
+    }
+
+
+def optimizer_settings(parts: Parts) -> dict[str, Any]:
+    """As in `optimizer.lr`: what a loop of one's own sets at the start, and a checkpoint would silently overrule."""
+    return {
+        f"{name}.{number}.{key}" if len(optimizer.param_groups) > 1 else f"{name}.{key}": _plain(value)
+        for name, optimizer in parts.optimizers.items()
+        for number, group in enumerate(optimizer.param_groups)
+        for key, value in group.items()
+        if key != "params"
     }
 
 
@@ -55,6 +70,17 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         for name in dict.fromkeys([*before, *now])
         if before.get(name) != now.get(name)
     ]
+
+
+def _plain(value: Any) -> Any:
+    """Of what is not a number or text only the type: what it prints as may be another at every start."""
+    if isinstance(value, list | tuple):
+        return [_plain(element) for element in value]
+    if isinstance(value, Tensor):
+        return _plain(value.tolist())
+    if isinstance(value, float):
+        return value if isfinite(value) else str(value)
+    return value if isinstance(value, bool | int | str | None) else type(value).__name__
 
 
 def _name(optimizer: Any) -> str:

@@ -21,6 +21,7 @@ from lockstep.train.recipe import Recipe, Splits
 from lockstep.train.run import Run
 from lockstep.train.schedule import build_schedule
 from lockstep.train.trainer import Trainer
+from lockstep.world.objects import broadcast_object
 from lockstep.world.world import World
 
 _QUICK_STEPS = 8
@@ -67,7 +68,7 @@ def train_recipe(
     )
     run.stop_after = stop_after
     model = recipe.model(config)  # drawn from the seed's stream for weights, which Run has just begun
-    batch = global_batch(config, world)
+    batch = _batch_of_the_run(config, world, folder)
     splits = recipe.data(config)
     if config.quick:
         splits = Splits(_first(splits.train, _QUICK_STEPS * batch.size), _first(splits.test, _QUICK_TEST_SAMPLES))
@@ -109,7 +110,7 @@ def train_recipe(
 
 
 def global_batch(config: Config, world: World) -> Batch:
-    """The effective batch and its lanes, whichever way the config says them."""
+    """The effective batch and its lanes at a run's first start, whichever way the config says them."""
     if config.batch.global_batch is not None:
         return Batch(config.batch.global_batch, config.lanes)
     assert config.batch.per_device is not None
@@ -121,6 +122,26 @@ def global_batch(config: Config, world: World) -> Batch:
             f"accumulate={config.accumulate} on {world.size} processes makes {lanes} lanes: expected a power of two"
         )
     return Batch(config.batch.per_device * lanes, lanes)
+
+
+def _batch_of_the_run(config: Config, world: World, folder: RunFolder) -> Batch:
+    """What the first start made of it stays, on however many processes the run goes on."""
+    known = broadcast_object(_known_batch(config, folder) if world.is_main else None)
+    return global_batch(config, world) if known is None else Batch(*known)
+
+
+def _known_batch(config: Config, folder: RunFolder) -> list[int] | None:
+    if config.batch.per_device is None or not folder.facts.exists():
+        return None
+    try:
+        fingerprint = folder.read_facts().get("fingerprint", {})
+        changes = ResolvedSettings(config).changes_since(folder.config)
+    except (UserError, OSError):  # it is told when the folder is claimed, to all ranks
+        return None
+    if any(change.startswith(("batch.", "lanes:", "accumulate:")) for change in changes):
+        return None
+    numbers = [fingerprint.get("global_batch"), fingerprint.get("lanes")]
+    return numbers if all(isinstance(number, int) for number in numbers) else None
 
 
 def _callbacks(config: Config) -> list[Callback]:

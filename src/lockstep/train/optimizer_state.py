@@ -1,8 +1,10 @@
 """An optimizer's state as a value: by its parameters' names, so that it does not depend on their order."""
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
@@ -10,9 +12,11 @@ from torch.optim import Optimizer
 from lockstep.engine.digest import owners_in
 from lockstep.errors import UserError
 
+logger = logging.getLogger("lockstep")
+
 
 def optimizer_value(optimizer: Optimizer, models: Mapping[str, nn.Module]) -> dict[str, Any]:
-    """The state for each parameter, and each group's settings with the names of its parameters."""
+    """The state for each parameter, what it keeps besides, and each group's settings with its parameters' names."""
     owners = owners_in(optimizer, models)
     names = {id(parameter): owner for owner, parameter in owners.items()}
     groups = [
@@ -20,7 +24,12 @@ def optimizer_value(optimizer: Optimizer, models: Mapping[str, nn.Module]) -> di
         | {"params": [names[id(parameter)] for parameter in group["params"]]}
         for group in optimizer.param_groups
     ]
-    return {"state": {owner: dict(optimizer.state.get(p, {})) for owner, p in owners.items()}, "groups": groups}
+    return {
+        "kind": type(optimizer).__name__,
+        "state": {owner: dict(optimizer.state.get(p, {})) for owner, p in owners.items()},
+        "besides": {key: value for key, value in optimizer.state.items() if not isinstance(key, Tensor)},
+        "groups": groups,
+    }
 
 
 def load_optimizer(
@@ -36,6 +45,12 @@ def load_optimizer(
     groups = optimizer_value(optimizer, models)["groups"]
     if [group["params"] for group in groups] != [group["params"] for group in value["groups"]]:
         raise UserError(f"{name} was saved with other parameters, or with others in its groups")
+    if value["kind"] != type(optimizer).__name__:  # whoever comes here has accepted that
+        logger.warning("%s was a %s: its state is of no use to a %s", name, value["kind"], type(optimizer).__name__)
+        return
+    first = optimizer.param_groups[0]
+    for key, part in value["besides"].items():
+        optimizer.state[key] = _placed(key, part, first["params"][0], first)
     for group, saved in zip(optimizer.param_groups, value["groups"], strict=True):
         settings = {} if keep_settings else {key: setting for key, setting in saved.items() if key != "params"}
         for key, setting in settings.items():
@@ -60,5 +75,8 @@ def _placed(key: str, value: Any, parameter: Parameter, group: Mapping[str, Any]
         return type(value)(_placed(key, element, parameter, group) for element in value)
     if not isinstance(value, Tensor):
         return value
-    on_host = key == "step" and not (group.get("capturable") or group.get("fused"))
-    return value.clone() if on_host else value.to(parameter.device, copy=True)
+    if key == "step" and not (group.get("capturable") or group.get("fused")):
+        return value.clone()
+    # In memory as the parameter is: fused optimizers take both for one long row of numbers.
+    like = parameter if value.shape == parameter.shape else value
+    return torch.empty_like(like, dtype=value.dtype, device=parameter.device, requires_grad=False).copy_(value)

@@ -19,8 +19,11 @@ from lockstep.errors import UserError
 from lockstep.train.average import MovingAverage
 from lockstep.train.optimizer_state import load_optimizer, optimizer_value
 from lockstep.train.precision import LossScaler
+from lockstep.world.plain_values import split
 
 Models = nn.Module | Sequence[nn.Module]
+
+_EXTRA_STATE = "_extra_state"  # as torch calls what a module's `get_extra_state` returns
 
 
 class Resumable(Protocol):
@@ -121,6 +124,14 @@ class Parts:
         for name, thing in self.kept.items():
             thing.load_state_dict(values[KEPT + name])
 
+    def check_kept(self) -> None:
+        """Can it be saved? Better asked before the first step than at the first save."""
+        for name, thing in self.kept.items():
+            try:
+                split(thing.state_dict(), KEPT + name)
+            except TypeError as error:
+                raise UserError(f"run.keep({name!r}, …): {error}") from None
+
 
 def as_list(models: Models) -> list[nn.Module]:
     return [models] if isinstance(models, nn.Module) else list(models)
@@ -149,6 +160,8 @@ def _load_model(name: str, model: nn.Module, weights: Mapping[str, Any], buffers
     own = model.state_dict(keep_vars=True) | _unsaved_buffers(model)
     for key, value in {**weights, **buffers}.items():
         ours = own.get(key)
+        if key.split(".")[-1] == _EXTRA_STATE:  # the module's own business
+            continue
         if isinstance(ours, Tensor) and (ours.shape, ours.dtype) != (value.shape, value.dtype):
             raise UserError(
                 f"{name}/{key} is {_kind(ours)} and was saved as {_kind(value)}: the model is another one than before"

@@ -24,7 +24,8 @@ from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from lockstep.checkpoint.manifest import check_part_name
+from lockstep.checkpoint.contents import KEPT
+from lockstep.checkpoint.manifest import CheckpointError, check_part_name
 from lockstep.config.duration import RunLength
 from lockstep.config.plain_settings import PlainSettings
 from lockstep.data.evaluation import EvaluationLoader
@@ -42,7 +43,7 @@ from lockstep.events.run_folder import Settings
 from lockstep.train.average import MovingAverage
 from lockstep.train.checkpoints import Saving
 from lockstep.train.continuity import Continuity, Resume
-from lockstep.train.drift import fingerprint_of, numerics_of
+from lockstep.train.drift import fingerprint_of, numerics_of, optimizer_settings
 from lockstep.train.engines import check_batch_norm, make_engine
 from lockstep.train.evaluation import Metrics, evaluate
 from lockstep.train.journal import Journal
@@ -107,7 +108,8 @@ class Run:
         self._parts = Parts()
         self._schedules: dict[Optimizer, Schedule | Factor] = {}
         self._engine: Engine | None = None
-        self._is_save_asked = False
+        self._save_asked: dict[str, Any] | None = None  # in the body of a step: what `save` was called with
+        self._is_closed = False
         self.journal = Journal(
             None if folder is None else Path(folder),
             self.world,
@@ -179,10 +181,14 @@ class Run:
 
     def keep(self, name: str, thing: Resumable) -> None:
         """Have something else in every checkpoint: whatever has `state_dict` and `load_state_dict`, of plain values."""
-        check_part_name(name)
+        try:
+            check_part_name(KEPT + name)
+        except CheckpointError as error:
+            raise UserError(f"run.keep({name!r}, …): {error}") from None
         if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
             raise UserError(f"run.keep({name!r}, …) needs an object with state_dict and load_state_dict")
-        self._parts.kept[name] = thing
+        if self._parts.kept.setdefault(name, thing) is not thing:
+            raise UserError(f"run.keep({name!r}, …): something else is kept under this name already")
 
     def loader(
         self,
@@ -223,7 +229,8 @@ class Run:
         those of every `keep_every`-th step.
         """
         yield from self.open_steps(loader, epochs=epochs, steps=steps, saving=Saving(save_every, keep, keep_every))
-        self.finish()
+        if not self._continuity.is_behind:  # else the run's state is still to come
+            self.finish()
 
     def open_steps(
         self,
@@ -247,6 +254,7 @@ class Run:
         save_every = saving.in_steps(self.length(loader))
         started = time.perf_counter()
         try:
+            self._stop_if_asked()
             for batch in self._continuity.batches(loader):
                 fetched = time.perf_counter()
                 self._number = self.step + 1
@@ -263,12 +271,12 @@ class Run:
                 progress.is_done = progress.is_at_its_end(per_epoch)
                 if step.is_updated:
                     self._after(step.number, fetched - started, time.perf_counter() - fetched)
-                if self._is_save_asked or (save_every is not None and step.is_updated and step.every(save_every)):
-                    self.save()
+                if save_every is not None and step.is_updated and step.every(save_every):
+                    self.save(**self._save_asked or {})
+                self._save_as_asked()
                 if progress.is_done:
                     break
-                if self.step == self.stop_after:
-                    self._continuity.stop()
+                self._stop_if_asked()
                 started = time.perf_counter()
             progress.is_done = True
         except BaseException:  # the loop was left in the middle; `finish` or `close` may still be called
@@ -283,12 +291,16 @@ class Run:
     def save(self, *, is_best: bool = False, **facts: Any) -> None:
         """Save the run as it is now, or in the body of a step, as it is after it. Training goes on meanwhile.
 
-        `is_best` marks a checkpoint that stays until there is a better one. `facts` are for its manifest.
+        `is_best` marks a checkpoint that stays until there is a better one. `facts` are for its manifest. Where the
+        loop is then left by `break`, it is saved by `finish` or `close`.
         """
         if self._current is not None and self._current.is_begun:
-            self._is_save_asked = True
+            asked = self._save_asked or {}
+            self._save_asked = {**asked, **facts, "is_best": is_best or asked.get("is_best", False)}
+        elif self._calls == 0 and self.journal.folder is not None:
+            raise UserError("run.save() comes after the beginning of run.steps(…): until then it may have to resume")
         else:
-            self._is_save_asked = False
+            self._save_asked = None
             self._continuity.save(is_best=is_best, **facts)
 
     def length(self, loader: Loader, *, epochs: int | None = None, steps: int | None = None) -> RunLength:
@@ -315,6 +327,7 @@ class Run:
 
     def log(self, **values: Any) -> None:
         """Put values into the run's events, on rank 0; all ranks may call it."""
+        self._check_open("log")
         self.journal.events.emit("step", self._number, **values)
 
     def log_image(self, name: str, image: Any) -> None:
@@ -323,10 +336,12 @@ class Run:
         A tensor or array of uint8, or of floats from 0 to 1 (what lies outside is clipped): height × width,
         height × width × 3, 3 × height × width or 1 × height × width. Without a folder it is not kept.
         """
+        self._check_open("log_image")
         self.journal.keep_image(name, self._number, image)
 
     def log_text(self, name: str, text: str) -> None:
         """Put a text into the run's events and show it in the loggers, on rank 0; all ranks may call it."""
+        self._check_open("log_text")
         self.journal.keep_text(name, self._number, text)
 
     def state(self) -> dict[str, Tensor]:
@@ -339,12 +354,17 @@ class Run:
 
     def finish(self, **facts: Any) -> str:
         """End the run: its digest is compared over the ranks, and returned; its state is saved."""
+        if self._continuity.is_behind:
+            raise UserError("an earlier attempt had come further: its script had more calls of run.steps(…)")
         own = self.digest()
         if len(set(all_gather_object(own))) > 1:
             digests = all_gather_object(tensor_digests(self.state()))
             names = dict.fromkeys(name for theirs in digests for name in theirs)
             name = next(name for name in names if len({theirs.get(name) for theirs in digests}) > 1)
             raise LockstepError(f"after step {self.step} the ranks differ in {name}: was it changed outside of a step?")
+        if self._is_closed:
+            return own
+        self._save_as_asked()
         self._continuity.finish(**facts)
         self.journal.events.emit("end", self.step, digest=own, **facts)
         self.close()
@@ -352,9 +372,25 @@ class Run:
 
     def close(self, *, abandon: bool = False) -> None:
         """Let go of the folder and of the other ranks; `abandon`: without waiting for them. `finish` does it too."""
+        if not abandon:
+            self._save_as_asked()
         self._drop_engine(abandon=abandon)
         self._continuity.close(abandon=abandon)
         self.journal.close()
+        self._is_closed = True
+
+    def _save_as_asked(self) -> None:
+        if self._save_asked is not None:
+            self.save(**self._save_asked)
+
+    def _stop_if_asked(self) -> None:
+        if self.stop_after is not None and self.step >= self.stop_after:
+            self._continuity.stop()
+
+    def _check_open(self, what: str) -> None:
+        """On every rank, or rank 0 alone would fail."""
+        if self._is_closed:
+            raise UserError(f"run.{what}(…) after the run's end: run.open_steps(…) leaves it open, until run.finish()")
 
     def _drop_engine(self, *, abandon: bool) -> None:
         if self._engine is not None:
@@ -370,8 +406,13 @@ class Run:
         self._parts.look_again()
         self._drop_engine(abandon=False)
         self._make_scaler(loader)
-        settings = self._settings or PlainSettings(numerics_of(self.options, loader))
-        self._continuity.open(settings, self._fingerprint(loader, self.length(loader, epochs=epochs, steps=steps)))
+        if self._settings is None:  # as the run begins: later on, rates may be others
+            self._settings = PlainSettings(numerics_of(self.options, loader) | optimizer_settings(self._parts))
+        if self.journal.folder is not None:
+            self._parts.check_kept()
+        self._is_closed = False
+        fingerprint = self._fingerprint(loader, self.length(loader, epochs=epochs, steps=steps))
+        self._continuity.open(self._settings, fingerprint)
         if not self._continuity.begin_call(self._calls, epochs, steps, saving):
             return None
         length = self._length_of_call(loader)

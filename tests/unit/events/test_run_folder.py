@@ -46,11 +46,48 @@ def test_another_config_is_refused_with_the_difference(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "a")
     folder.claim(ResolvedSettings(config()), {}).release()
     before = {path: path.read_bytes() for path in folder.path.iterdir()}
-    with pytest.raises(UserError, match=r"another config.*--force\n  optim.lr: 0.001 → 0.003"):
+    with pytest.raises(UserError, match=r"another config.*--force.*\n  optim.lr: 0.001 → 0.003"):
         folder.claim(ResolvedSettings(config(lr=3e-3)), {})
-    with pytest.raises(UserError, match=r"another config.*--force\n  recipe: digits → other"):
+    with pytest.raises(UserError, match=r"another config.*--force.*\n  recipe: digits → other"):
         folder.claim(ResolvedSettings(config().model_copy(update={"recipe": "other"})), {})
     assert {path: path.read_bytes() for path in folder.path.iterdir()} == before
+
+
+FREE = {
+    "workers": 2,
+    "log_every": 3,
+    "log": {"tensorboard": True},
+    "trace": True,
+    "timeout_s": 5.0,
+    "bucket_mb": 1.0,
+    "lanes_per_rank": [1, 7],
+    "ddp_backend": "gloo",
+    "find_unused_parameters": True,
+    "checkpoint": {"every": "7 steps", "keep": 9, "keep_every": 4},
+}
+
+
+def test_settings_that_change_no_bit_may_change_and_are_written_down(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "a")
+    folder.claim(ResolvedSettings(config()), {"lanes": 8}).release()
+    run_id = folder.read_facts()["run_id"]
+    now = config()
+    assert Config.free_on_resume == FREE.keys()
+    for name, value in FREE.items():  # each by itself
+        now = Config.model_validate({**now.model_dump(by_alias=True), name: value})
+        folder.claim(ResolvedSettings(now), {"lanes": 8}).release()
+        assert Config.from_file(folder.config) == now
+    assert folder.read_facts()["run_id"] == run_id
+    with pytest.raises(UserError, match=r"--force.*\n  optim.lr: 0.001 → 0.003$"):
+        folder.claim(ResolvedSettings(config(lr=3e-3)), {})
+    assert Config.from_file(folder.config) == now
+
+
+def test_a_forced_run_has_the_fingerprint_of_its_new_settings(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "a")
+    folder.claim(ResolvedSettings(config()), {"global_batch": 8}).release()
+    folder.claim(ResolvedSettings(config(lr=3e-3)), {"global_batch": 16}, force=True).release()
+    assert folder.read_facts()["fingerprint"] == {"global_batch": 16}
 
 
 def test_a_folder_that_is_not_a_runs_is_left_alone(tmp_path: Path) -> None:

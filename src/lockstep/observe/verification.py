@@ -28,17 +28,17 @@ _OVERRIDES = ("trace=true", "epochs=null", "lanes_per_rank=null", "log.tensorboa
 _AFTER_THE_LAST = "end"  # a phase that no trace has
 
 _CAUSES = {
-    "data": "The samples themselves differ. A data set and its augmentation must be a function of (seed, epoch, sample): "
-    "draw from torch, numpy or random, which are seeded for every sample, and from nothing else "
-    "(no SystemRandom, no os.urandom, no clock, no generator or counter of its own).",
-    "loss": "The same samples gave another loss. The weights may have begun differently, or the forward pass depends on "
-    "the rank or the process, keeps something in Python from one call to the next, draws from a random stream that "
+    "data": "The samples themselves differ. A data set and its augmentation must be a function of (seed, epoch, "
+    "sample): draw from torch, numpy or random, which are seeded for every sample, and from nothing else (no "
+    "SystemRandom, no os.urandom, no clock, no generator or counter of its own).",
+    "loss": "The same samples gave another loss. The weights may have begun differently, or the forward pass depends "
+    "on the rank or the process, keeps something in Python from one call to the next, draws from a random stream that "
     "lockstep does not seed, or uses another number of threads.",
-    "gradient": "The same loss gave another gradient. A backward pass of your own may not be deterministic; if there is "
-    "none, the sum over the ranks went wrong, which is lockstep's fault.",
+    "gradient": "The same loss gave another gradient. A backward pass of your own may not be deterministic; if there "
+    "is none, the sum over the ranks went wrong, which is lockstep's fault.",
     "state": "The same gradient left another state. The optimizer, the moving average or a buffer depends on the rank "
     "or the process, or draws from a random stream that lockstep does not seed.",
-    _AFTER_THE_LAST: "All steps were the same. Something was changed outside of a step, after the last one.",
+    _AFTER_THE_LAST: "All steps that both made were the same. Something was done outside of a step.",
 }
 _RESUME_CAUSE = (
     "Until it was stopped it was the same. Something that the next step needs is not in the checkpoint: a counter, a "

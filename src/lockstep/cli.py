@@ -263,6 +263,8 @@ def _verify_in(keep: Path | None, config: str, changes: list[str], nproc: int, s
             shutil.rmtree(folder)
     if as_json:
         print(json.dumps({**verdict.as_json(), "folder": str(folder) if is_kept else None}, indent=1))
+    if verdict.failure is not None:
+        print(verdict.failure.text, file=sys.stderr, flush=True)
     for line in verdict.lines():
         tell(line)
     if is_kept:

@@ -102,13 +102,14 @@ class Verdict:
         return next((finding for finding in self.findings if finding.difference is not None), None)
 
     @property
-    def failed(self) -> Finding | None:
-        return next((finding for finding in self.findings if finding.failure is not None), None)
+    def failure(self) -> Failure | None:
+        """Of the run that failed, if one did: it was the last."""
+        return self.findings[-1].failure
 
     @property
     def exit_code(self) -> int:
-        if self.failed is not None and self.failed.failure is not None:
-            return self.failed.failure.exit_code
+        if self.failure is not None:
+            return self.failure.exit_code
         return 0 if self.parted is None else EXIT_FAILED
 
     @property
@@ -134,18 +135,16 @@ class Verdict:
         )
 
     def lines(self) -> list[str]:
-        lines = []
-        if self.failed is not None and self.failed.failure is not None:
-            lines += [f"{self.failed.trial.title}: {self.failed.summary}. It said:", self.failed.failure.text]
+        """For a person; empty if a run failed before anything differed."""
         if self.parted is not None and self.parted.difference is not None:
             step, phase, tensor, num_tensors = self.parted.difference
             others = f" and {num_tensors - 1} more" if num_tensors > 1 else ""
             where = "after the last step" if phase == _AFTER_THE_LAST else f"in its {phase}"
-            lines += [f"different: {self.parted.trial.title}: first at step {step}, {where}: {tensor}{others}"]
-            lines += [self.cause or ""]
-        elif self.failed is None:
-            lines += [f"all {len(self.findings)} agree, bit for bit: digest {self.findings[0].digest}"]
-        return lines
+            told = f"different: {self.parted.trial.title}: first at step {step}, {where}: {tensor}{others}"
+            return [told, self.cause or ""]
+        if self.failure is None:
+            return [f"all {len(self.findings)} agree, bit for bit: digest {self.findings[0].digest}"]
+        return []
 
     def as_json(self) -> dict[str, Any]:
         return {

@@ -10,6 +10,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,8 +161,11 @@ class Store:
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> StoredFile:
     """A new file of contiguous tensors in main memory, brought to the disk."""
     save_file(dict(tensors), path)
-    disk.flush(path)
-    return StoredFile(path.stat().st_size, disk.content_hash(path))
+    with ThreadPoolExecutor(1) as thread:  # the disk is slow and the hash takes the processor: side by side
+        flushing = thread.submit(disk.flush, path)
+        stored = StoredFile(path.stat().st_size, disk.content_hash(path))
+        flushing.result()
+    return stored
 
 
 def read_file(checkpoint: Path, name: str, stored: StoredFile) -> dict[str, Tensor]:

@@ -154,7 +154,7 @@ def left_behind(folder: Path) -> list[Path]:
 
 @pytest.mark.slow
 def test_a_recipe_that_keeps_the_promise(tmp_path: Path) -> None:
-    found = verify(tmp_path, "recipe = Recipe()", "--steps", "5", "--keep", "kept", "optim.lr=1e-2")
+    found = verify(tmp_path, "recipe = Recipe()", "--steps", "5", "--keep", "kept", "optim.lr=1e-2", "epochs=3")
     assert found.code == 0, found.out + found.err
     assert not found.left
     *trials, end, where = found.out.splitlines()

@@ -75,7 +75,7 @@ def value_digest(value: Any) -> str:
     """The sha256 of a batch, whatever it is made of. Of an object of an unknown kind, the kind alone counts."""
     whole = hashlib.sha256()
     for piece in _spelled(value):
-        whole.update(f"{len(piece)}\x00{piece}".encode())
+        whole.update(f"{piece}\n".encode())
     return whole.hexdigest()
 
 

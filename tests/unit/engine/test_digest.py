@@ -98,5 +98,6 @@ def test_every_part_of_a_batch_counts_and_nothing_of_the_process(change: dict[st
 
 
 def test_parts_of_a_batch_cannot_be_moved_from_one_to_the_next() -> None:
-    assert value_digest([["a"], ["b"]]) != value_digest([["a", "b"], []])
+    assert value_digest([["a"], "b"]) != value_digest([["a", "b"]])
+    assert value_digest([{"a": 1}, "b", 2]) != value_digest([{"a": 1, "b": 2}])
     assert value_digest(["ab", "c"]) != value_digest(["a", "bc"])

@@ -46,8 +46,9 @@ def test_the_first_step_counts_before_the_first_phase(tmp_path: Path) -> None:
 @pytest.mark.parametrize("first", range(4))
 def test_within_a_step_the_first_phase_counts(tmp_path: Path, first: int) -> None:
     # Written in another order: that of the phases decides, not that of the file.
-    changed = {phase: dict.fromkeys(AGREED[phase], "other") for phase in reversed(list(AGREED)[first:])}
-    left, right = write(tmp_path / "left", step(1)), write(tmp_path / "right", step(1, **changed))
+    backwards = {"step": 1, "phases": dict(reversed(AGREED.items()))}
+    changed = {phase: dict.fromkeys(AGREED[phase], "other") for phase in list(AGREED)[first:]}
+    left, right = write(tmp_path / "left", backwards), write(tmp_path / "right", step(1, **changed))
     difference = first_difference(left, right)
     assert difference is not None
     assert difference.phase == list(AGREED)[first]

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from lockstep.checkpoint import disk
 from lockstep.checkpoint.manifest import Manifest
 from lockstep.events.jsonl import JsonLines, read_lines
 
@@ -19,12 +20,14 @@ def line_of(manifest: Manifest) -> Line:
 
 
 def write_line(path: Path, manifest: Manifest) -> None:
-    """Append a commit's line, unless it is there."""
+    """Append a commit's line, unless it is there; and bring it to the disk before an older checkpoint is removed."""
     if any(line.get("commit") == manifest.commit for line in read_ledger(path)):
         return
     lines = JsonLines(path)
     lines.emit(line_of(manifest))
     lines.close()
+    disk.flush(path)
+    disk.flush(path.parent)
 
 
 def read_ledger(path: Path) -> Iterator[Line]:

@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from lockstep.data.dataloaders import create_dataloaders_distributed
     from lockstep.data.sampler import DistributedSampler
     from lockstep.engine.digest import digest, state_of
-    from lockstep.engine.trace import first_difference
+    from lockstep.events.trace import first_difference
     from lockstep.train.average import MovingAverage
     from lockstep.train.callbacks import Callback, EarlyStopping, KeepBest
+    from lockstep.train.checkpoints import Saving
     from lockstep.train.model_registry import get_model, register_model
     from lockstep.train.nonfinite import NonFiniteError
     from lockstep.train.optimizer import parameter_groups, scaled_lr
@@ -52,6 +53,7 @@ _HOME = {
     "MovingAverage": "train.average",
     "NonFiniteError": "train.nonfinite",
     "Run": "train.run",
+    "Saving": "train.checkpoints",
     "Schedule": "train.schedule",
     "Step": "train.step",
     "Trainer": "train.trainer",
@@ -65,7 +67,7 @@ _HOME = {
     "cleanup_distributed": "world.setup",
     "create_dataloaders_distributed": "data.dataloaders",
     "digest": "engine.digest",
-    "first_difference": "engine.trace",
+    "first_difference": "events.trace",
     "gather": "world.collectives",
     "gather_object": "world.objects",
     "get_model": "train.model_registry",
@@ -95,6 +97,7 @@ __all__ = [
     "MovingAverage",
     "NonFiniteError",
     "Run",
+    "Saving",
     "Schedule",
     "Step",
     "Trainer",

@@ -77,10 +77,11 @@ class Saver:
         self._num_saves = 0
         self._staging = Staging()
         self._under_way: Future[Outcome] | None = None
+        self._thread: threading.Thread | None = None
         self._group = _own_group(world)
-        # Only ranks of rank 0's machine: others may not see its disk.
-        nodes = all_gather_object(world.node)
-        self._writers = [rank for rank, node in enumerate(nodes) if node == nodes[0]]
+        # Only ranks that see the same folder as rank 0, on the same disk: another machine may have one of its own.
+        places = all_gather_object([world.node, *_identity(folder.parent)])
+        self._writers = [rank for rank, place in enumerate(places) if place == places[0]]
 
     def save(
         self, content: Content, retention: Retention, after_commit: Callable[[Manifest], None] | None = None
@@ -105,7 +106,8 @@ class Saver:
                 future.set_result(Outcome(content.step, None, f"{type(error).__name__}: {error}", 0, 0.0))
 
         # A daemon: a rank that fails must be able to leave, even while this waits for one that will never answer.
-        threading.Thread(target=work, name="lockstep-save", daemon=True).start()
+        self._thread = threading.Thread(target=work, name="lockstep-save", daemon=True)
+        self._thread.start()
 
     def wait_for_copies(self) -> None:
         """Before an update: until nothing that it changes is still to be copied."""
@@ -118,7 +120,11 @@ class Saver:
     def wait(self) -> Outcome | None:
         """Wait for the save under way, if there is one."""
         future, self._under_way = self._under_way, None
-        return None if future is None else future.result()
+        if future is None or self._thread is None:
+            return None
+        outcome = future.result()
+        self._thread.join()  # it still lets go of tensors; in a process that ends meanwhile, that aborts it
+        return outcome
 
     def close(self, *, abandon: bool = False) -> None:
         """`abandon`: wait for nobody; a save under way is then committed or not, as it happens."""
@@ -242,6 +248,15 @@ def _own_group(world: World) -> dist.ProcessGroup | None:
         return None
     group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timedelta(seconds=world.timeout_s))
     return group
+
+
+def _identity(folder: Path) -> list[int]:
+    """What tells one folder from another of the same name; nothing, where there is none."""
+    try:
+        found = folder.stat()
+    except OSError:
+        return []
+    return [found.st_dev, found.st_ino]
 
 
 def _share_out(sizes: Mapping[str, int], writers: Sequence[int]) -> dict[str, int]:

@@ -1,6 +1,6 @@
 """What a run may change, keep and be asked for between two attempts, and within one."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +9,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 from lockstep.checkpoint.contents import digest_of
 from lockstep.checkpoint.ledger import read_ledger
 from lockstep.checkpoint.store import Store
+from lockstep.data.evaluation import EvaluationLoader
 from lockstep.errors import Stopped, UserError
+from lockstep.events.jsonl import read_lines
 from lockstep.events.run_folder import RunFolder
 from lockstep.recipes.registry import load_recipe
 from lockstep.testing import ranks
+from lockstep.train.callbacks import Callback, EarlyStopping, KeepBest
+from lockstep.train.checkpoints import Saving
 from lockstep.train.job import train_recipe
 from lockstep.train.run import Run
+from lockstep.train.trainer import Trainer
 from lockstep.world.world import World
 
 DATA = TensorDataset(torch.randn(64, 4, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 3)
@@ -165,6 +170,65 @@ def test_stopped_where_it_is_already(tmp_path: Path) -> None:
         again.run.close()
 
 
+class Numbers(IterableDataset[tuple[Tensor, int]]):
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
+        for number in range(self.length):
+            yield torch.full((4,), number / 100), number % 3
+
+
+def train_on_each(datasets: Sequence[Any], folder: Path | None, stop_after: int | None = None) -> str:
+    script = Script(folder, momentum=0.9)
+    script.run.stop_after = stop_after
+    try:
+        for dataset in datasets:
+            for step in script.run.open_steps(script.run.loader(dataset, 16, lanes=4), steps=2):
+                script.make(step)
+        script.run.finish()
+    except Stopped:
+        script.run.close()
+    return script.run.digest()
+
+
+@pytest.mark.parametrize("datasets", [(Numbers(40), DATA), (DATA, Numbers(40)), (Numbers(40), Numbers(56))])
+def test_each_loop_has_data_of_its_own(datasets: Sequence[Any], tmp_path: Path) -> None:
+    """A position in one stream means nothing in the next."""
+    whole = train_on_each(datasets, None)
+    for stop in (1, 2, 3):
+        train_on_each(datasets, tmp_path / str(stop), stop)
+        assert train_on_each(datasets, tmp_path / str(stop)) == whole, f"stopped after {stop}"
+
+
+def train_with(callbacks: Sequence[Callback], folder: Path, stop_after: int | None = None) -> Trainer:
+    run = Run(folder, World(), sinks=[])
+    run.stop_after = stop_after
+    model = nn.Linear(4, 3)
+    trainer = Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), loss, callbacks=callbacks, run=run)
+    test = EvaluationLoader(DATA, 16, World())
+    try:
+        loader = run.loader(DATA, 16, lanes=4)
+        trainer.train(loader, test, steps=6, evaluate_every=2, saving=Saving(2, keep=9))
+        run.finish()
+    except Stopped:
+        run.close()
+    return trainer
+
+
+def test_callbacks_may_come_and_go(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    before = [EarlyStopping("loss", "min", 3), KeepBest("loss", "min")]
+    train_with(before, tmp_path / "run", 3)
+    assert checkpoints(tmp_path / "run").steps() == [3, 2], "and nothing before the first step"
+    kept, stranger = KeepBest("loss", "min"), Callback()
+    train_with([stranger, kept], tmp_path / "run", 4)
+    assert (kept.best.step, kept.best.value) == (before[1].best.step, before[1].best.value)
+    assert caplog.messages == ["what the run knew for EarlyStopping is dropped: this trainer has no such callback"]
+    caplog.clear()
+    train_with([EarlyStopping("loss", "min", 3), kept], tmp_path / "run")
+    assert caplog.messages == ["EarlyStopping is new in this run: it knows nothing of the 4 steps so far"]
+
+
 class Unsavable:
     def state_dict(self) -> Any:
         return {"queue": object()}
@@ -306,3 +370,7 @@ def test_settings_that_change_no_bit_do_not(tmp_path: Path) -> None:
     assert train_digits(World(), tmp_path / "run", None, *free).digest == whole.digest
     assert checkpoints(tmp_path / "run").steps() == [6, 5]
     assert "log_every: 1\n" in (tmp_path / "run" / "config.yaml").read_text()
+    train_digits(World(), tmp_path / "run", None)
+    starts = [event for event in read_lines(tmp_path / "run" / "events.jsonl") if event["kind"] == "start"]
+    assert [event["is_done"] for event in starts] == [False, False, True]
+    assert "log_every: 10\n" in (tmp_path / "run" / "config.yaml").read_text()

@@ -100,7 +100,9 @@ def _start(event: Event) -> list[str]:
         lines.append(f"Initialized DDP with {event['processes']} processes ({event['backend']}, {event['device']})")
     if event["launcher"] not in ("none", "lockstep"):
         lines.append(f"these processes are workers, supervised by whoever started them ({event['launcher']})")
-    if event["resumed"] is not None:
+    if event.get("is_done"):
+        lines.append(f"nothing is left to do: finished after step {event['step']}, as {event['resumed']} says")
+    elif event["resumed"] is not None:
         lines.append(f"resumed at step {event['step']} from {event['resumed']} (attempt {event['attempt']})")
     elif event["attempt"] > 1:
         lines.append(f"attempt {event['attempt']}: no checkpoint in this folder yet, training starts at the first step")

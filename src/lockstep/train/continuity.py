@@ -45,7 +45,7 @@ class Continuity:
         self._parent: str | None = None  # the commit it was, when the folder was let go of
         self._fingerprint: Mapping[str, Any] = {}
         self._consumption = Consumption()
-        self._loader_state: Callable[[], Any] = dict  # its position after the last step
+        self._loader_state: Callable[[], Any] = dict  # its position before the batch that is out
 
     @property
     def is_saved(self) -> bool:
@@ -86,14 +86,14 @@ class Continuity:
         """Load what was found, once it is sure that the answer stays the same; its path, if there was any."""
         self._fingerprint = fingerprint
         found, self._found = self._found, None
-        if found is None:
-            return None
-        self._check_drift(found, is_exact=is_exact)
-        values = dict(found.values)
-        loader.load_state_dict(values.pop(LOADER))
-        self._parts.load(values, keep_settings=self._resume == "force")
-        self._saved = replace(self.progress)
-        return found.path
+        if found is not None:
+            self._check_drift(found, is_exact=is_exact)
+            values = dict(found.values)
+            loader.load_state_dict(values.pop(LOADER))
+            self._parts.load(values, keep_settings=self._resume == "force")
+            self._saved = replace(self.progress)
+        self._note_position(loader)
+        return None if found is None else found.path
 
     def batches(self, loader: Loader) -> Iterator[GlobalBatch]:
         """Of this call of `steps`, from where the run is."""
@@ -106,8 +106,7 @@ class Continuity:
             batches = loader.batches(progress.batches, progress.last_batch(len(loader)))
         while True:
             # A save before the next step must not say that its batch, which is fetched already, was consumed.
-            state = loader.state_dict()
-            self._loader_state = partial(_merged, state) if state else dict
+            self._note_position(loader)
             batch = next(batches, None)
             if batch is None:
                 return
@@ -157,6 +156,10 @@ class Continuity:
             self._checkpoints.close(abandon=abandon)
             self._parent = self._checkpoints.parent
             self._checkpoints = None
+
+    def _note_position(self, loader: Loader) -> None:
+        state = loader.state_dict()
+        self._loader_state = partial(_merged, state) if state else dict
 
     def _make_sure(self, what: str, **facts: Any) -> None:
         """That the run as it is now is on the disk."""

@@ -188,7 +188,8 @@ class Run:
             raise UserError(f"run.keep({name!r}, …): {error}") from None
         if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
             raise UserError(f"run.keep({name!r}, …) needs an object with state_dict and load_state_dict")
-        if self._parts.kept.setdefault(name, thing) is not thing:
+        earlier, self._parts.kept[name] = self._parts.kept.get(name, thing), thing
+        if earlier is not thing and self.journal.folder is not None:
             raise UserError(f"run.keep({name!r}, …): something else is kept under this name already")
 
     def loader(
@@ -421,8 +422,9 @@ class Run:
         length = self._length_of_call(loader)
         is_exact = self.options.determinism == "lockstep"
         resumed = self._continuity.take_up(loader, self._fingerprint(loader, length), is_exact=is_exact)
-        self._tell_start(loader, length, resumed)
-        if self._continuity.progress.is_at_its_end(_steps_per_epoch(loader)):
+        is_done = self._continuity.progress.is_at_its_end(_steps_per_epoch(loader))
+        self._tell_start(loader, length, resumed, is_done)
+        if is_done:
             return None
         self._engine = make_engine(self.world, loader, list(self._parts.models.values()), self.options)
         return StepContext(
@@ -448,7 +450,7 @@ class Run:
         length = self.length(loader, epochs=progress.asked_epochs, steps=progress.asked_steps)
         return length if length.total_steps is None else length._replace(total_steps=length.total_steps - done)
 
-    def _tell_start(self, loader: Loader, length: RunLength, resumed: str | None) -> None:
+    def _tell_start(self, loader: Loader, length: RunLength, resumed: str | None, is_done: bool) -> None:
         self.journal.events.emit(
             "start",
             self.step,
@@ -464,6 +466,7 @@ class Run:
             learning_rates=self._parts.learning_rates(),
             parameters=sum(parameter.numel() for parameter in self._parts.parameters_of(None)),
             resumed=resumed,
+            is_done=is_done,
             **self._facts,
         )
 

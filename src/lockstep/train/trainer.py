@@ -8,6 +8,7 @@ callbacks: on_end
 """
 
 import inspect
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -33,6 +34,8 @@ from lockstep.train.schedule import Factor, Schedule
 from lockstep.train.step import Loss, Step
 from lockstep.world.setup import setup_distributed
 from lockstep.world.world import World
+
+logger = logging.getLogger("lockstep")
 
 Entry = dict[str, Any]  # of the history: step, epoch, train_loss, and the metrics where there are any
 
@@ -134,19 +137,24 @@ class Trainer:
             "metrics": self.metrics,
             "stop_reason": self._stop_reason,
             "stage": self._stage.state_dict(),
-            "callbacks": [callback.state_dict() for callback in self._callbacks],
+            "callbacks": [(type(callback).__name__, callback.state_dict()) for callback in self._callbacks],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if len(state["callbacks"]) != len(self._callbacks):
-            raise UserError(
-                f"the checkpoint has {len(state['callbacks'])} callbacks, and this trainer {len(self._callbacks)}"
-            )
         self.history, self.metrics = state["history"], state["metrics"]
         self._stop_reason = state["stop_reason"]
         self._stage.load_state_dict(state["stage"], self.world.device)
-        for callback, saved in zip(self._callbacks, state["callbacks"], strict=True):
-            callback.load_state_dict(saved)
+        saved = list(state["callbacks"])
+        for callback in self._callbacks:
+            kind = type(callback).__name__
+            mine = next((each for each in saved if each[0] == kind), None)
+            if mine is not None:
+                saved.remove(mine)
+                callback.load_state_dict(mine[1])
+            elif callback.state_dict():
+                logger.warning("%s is new in this run: it knows nothing of the %d steps so far", kind, self.step)
+        if lost := [kind for kind, values in saved if values]:
+            logger.warning("what the run knew for %s is dropped: this trainer has no such callback", ", ".join(lost))
 
     def evaluate(self, loader: EvaluationLoader | DataLoader[Any]) -> dict[str, Any]:
         """The metrics over all ranks' samples, each counted once."""
@@ -196,7 +204,8 @@ class Trainer:
                 callback.on_evaluate(self, self.metrics)
 
     def _save_if_due(self) -> None:
-        is_time = self._save_every is not None and self.step % self._save_every == 0 and not self.run.is_saved
+        is_time = self._save_every is not None and self.step % self._save_every == 0
+        is_time = is_time and self.step > 0 and not self.run.is_saved
         if self._is_best or is_time:
             self.run.save(is_best=self._is_best, metrics=self.metrics)
             self._is_best = False

@@ -55,6 +55,8 @@ def test_a_second_attempt_is_told() -> None:
 def test_a_resumed_run_says_where_it_goes_on() -> None:
     resumed = START | {"attempt": 2, "step": 40, "resumed": "runs/a/checkpoints/step-40"}
     assert "resumed at step 40 from runs/a/checkpoints/step-40" in "\n".join(describe(resumed))
+    finished = describe(resumed | {"is_done": True})
+    assert finished[1] == "nothing is left to do: finished after step 40, as runs/a/checkpoints/step-40 says"
 
 
 def test_plain_lines_where_there_is_no_terminal() -> None:

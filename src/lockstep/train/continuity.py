@@ -51,6 +51,11 @@ class Continuity:
         """Is there a checkpoint of the current step, or one under way?"""
         return self._saved is not None and self._saved.step == self.progress.step
 
+    @property
+    def is_ahead(self) -> bool:
+        """Has an earlier attempt come to a later call of `steps`, whose state is not loaded yet?"""
+        return self._found is not None
+
     def open(self, settings: Settings, fingerprint: Mapping[str, Any]) -> None:
         """Claim the folder and see what an earlier attempt has left; once."""
         if self._journal.is_open:

@@ -224,7 +224,8 @@ class Run:
         those of every `keep_every`-th step.
         """
         yield from self.open_steps(loader, epochs=epochs, steps=steps, saving=Saving(save_every, keep, keep_every))
-        self.finish()
+        if not self._continuity.is_ahead:
+            self.finish()
 
     def open_steps(
         self,

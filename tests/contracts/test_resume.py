@@ -305,8 +305,10 @@ def test_a_finished_run_has_nothing_left_to_do_unless_more_is_asked_for(tmp_path
     assert longer == in_one_go._replace(steps=in_one_go.steps[len(whole.steps) :])
 
 
-def train_in_two_parts(world: World, folder: Path | None, stop_after: int | None) -> tuple[str, list[int]]:
-    """A loop, then another with other data."""
+def train_in_two_parts(
+    world: World, folder: Path | None, stop_after: int | None, is_finished_between: bool
+) -> tuple[str, list[int]]:
+    """A loop, then another; each of them may end with the run's digest."""
     run = Run(folder, world, seed=1, sinks=[])
     run.stop_after = stop_after
     model = run.prepare(nn.Linear(6, 3))
@@ -314,23 +316,29 @@ def train_in_two_parts(world: World, folder: Path | None, stop_after: int | None
     made = []
 
     def steps() -> Iterator[Any]:
-        yield from run.open_steps(run.loader(Noisy(), 16, lanes=4), steps=3)
-        yield from run.open_steps(run.loader(Noisy(), 8, lanes=2), epochs=1)
+        loop = run.steps if is_finished_between else run.open_steps
+        yield from loop(run.loader(Noisy(), 16, lanes=4), steps=3)
+        yield from loop(run.loader(Noisy(), 16, lanes=4), epochs=2)
 
     try:
         for step in steps():
             step.accumulate(loss, model)
             step.update(optimizer)
             made.append(step.number)
-        run.finish()
+        if not is_finished_between:
+            run.finish()
     except Stopped:
         run.close()
     return run.digest(), made
 
 
-def test_a_script_with_two_loops_goes_on_in_the_right_one(tmp_path: Path) -> None:
-    whole, made = train_in_two_parts(World(), None, None)
+@pytest.mark.parametrize("is_finished_between", [False, True])
+def test_a_script_with_two_loops_goes_on_in_the_right_one(tmp_path: Path, is_finished_between: bool) -> None:
+    whole, made = train_in_two_parts(World(), None, None, is_finished_between)
     for stop in range(1, len(made) + 1):
-        first = train_in_two_parts(World(), tmp_path / str(stop), stop)[1]
-        digest, rest = train_in_two_parts(World(), tmp_path / str(stop), None)
+        folder = tmp_path / str(stop)
+        first = train_in_two_parts(World(), folder, stop, is_finished_between)[1]
+        digest, rest = train_in_two_parts(World(), folder, None, is_finished_between)
         assert (digest, first + rest) == (whole, made)
+        assert train_in_two_parts(World(), folder, None, is_finished_between) == (whole, [])
+        assert 0 not in Store(folder / "checkpoints").steps()

@@ -356,8 +356,10 @@ def test_a_finished_run_that_goes_on_is_a_new_attempt(tmp_path: Path) -> None:
     events = list(read_lines(tmp_path / "a" / "events.jsonl"))
     assert [(event["attempt"], event["kind"], event["step"]) for event in events] == [
         (1, "start", 0),
+        (1, "checkpoint", 2),
         (1, "end", 2),
         (2, "start", 2),
+        (2, "checkpoint", 4),
         (2, "end", 4),
     ]
 

@@ -38,9 +38,11 @@ def test_rank_0_alone_writes_and_prints(tmp_path: Path) -> None:
         "checkpoints/LATEST",
         "checkpoints/step-8/manifest.json",
         "checkpoints/step-8/model.safetensors",
+        "checkpoints/step-8/optimizer.safetensors",
         "config.yaml",
         "events.jsonl",
         "history.json",
+        "ledger.jsonl",
         "ranks/0.jsonl",
         "run.json",
     ]

@@ -53,8 +53,8 @@ class Continuity:
         return self._saved is not None and self._saved.step == self.progress.step
 
     @property
-    def is_behind(self) -> bool:
-        """Had an earlier attempt come further, to a call of `steps` that this one has not made yet?"""
+    def is_ahead(self) -> bool:
+        """Has an earlier attempt come to a later call of `steps`, whose state is not loaded yet?"""
         return self._found is not None
 
     def open(self, settings: Settings, fingerprint: Mapping[str, Any]) -> None:

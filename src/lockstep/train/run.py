@@ -231,7 +231,7 @@ class Run:
         those of every `keep_every`-th step.
         """
         yield from self.open_steps(loader, epochs=epochs, steps=steps, saving=Saving(save_every, keep, keep_every))
-        if not self._continuity.is_behind:  # else the run's state is still to come
+        if not self._continuity.is_ahead:
             self.finish()
 
     def open_steps(
@@ -358,7 +358,7 @@ class Run:
 
     def finish(self, **facts: Any) -> str:
         """End the run: its digest is compared over the ranks, and returned; its state is saved."""
-        if self._continuity.is_behind:
+        if self._continuity.is_ahead:
             raise UserError("an earlier attempt had come further: its script had more calls of run.steps(…)")
         own = self.digest()
         if len(set(all_gather_object(own))) > 1:

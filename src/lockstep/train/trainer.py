@@ -204,8 +204,8 @@ class Trainer:
                 callback.on_evaluate(self, self.metrics)
 
     def _save_if_due(self) -> None:
-        is_time = self._save_every is not None and self.step % self._save_every == 0
-        is_time = is_time and self.step > 0 and not self.run.is_saved
+        every = self._save_every
+        is_time = every is not None and self.step > 0 and self.step % every == 0 and not self.run.is_saved
         if self._is_best or is_time:
             self.run.save(is_best=self._is_best, metrics=self.metrics)
             self._is_best = False

@@ -1,5 +1,7 @@
 """What a run may change, keep and be asked for between two attempts, and within one."""
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -374,3 +376,30 @@ def test_settings_that_change_no_bit_do_not(tmp_path: Path) -> None:
     starts = [event for event in read_lines(tmp_path / "run" / "events.jsonl") if event["kind"] == "start"]
     assert [event["is_done"] for event in starts] == [False, False, True]
     assert "log_every: 10\n" in (tmp_path / "run" / "config.yaml").read_text()
+
+
+FAILING = """
+import sys, torch, lockstep
+from torch import nn
+from torch.utils.data import TensorDataset
+
+run = lockstep.Run(sys.argv[1], sinks=[])
+model = run.prepare(nn.Sequential(nn.Linear(4, 1500), nn.Linear(1500, 1500), nn.Linear(1500, 3)))
+optimizer = run.optimizer(model, lambda params: torch.optim.Adam(params))
+loader = run.loader(TensorDataset(torch.randn(16, 4)), 16, lanes=1)
+for step in run.steps(loader, steps=9, save_every=1):
+    step.accumulate(lambda model, batch: (model(batch[0]).square().sum(), 16), model)
+    step.update(optimizer)
+    if step.number == 2:
+        raise ValueError("of the script")
+"""
+
+
+@pytest.mark.parametrize("attempt", range(4))  # it is a race
+def test_a_script_that_fails_during_a_save_fails_by_its_own_error(attempt: int, tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", FAILING, str(tmp_path / "run")], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 1, ended.stderr
+    assert ended.stderr.endswith("ValueError: of the script\n")
+    assert checkpoints(tmp_path / "run").steps() in ([], [1]), "committed or not, as it happens"

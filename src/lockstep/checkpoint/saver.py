@@ -8,6 +8,7 @@ Each file has one owner, so that ranks share the work; what is sharded is writte
 most one save under way, so at most one copy. The ranks speak through a group of their own: training does not wait.
 """
 
+import atexit
 import re
 import secrets
 import threading
@@ -37,6 +38,8 @@ from lockstep.checkpoint.store import Retention, Store, write_tensors
 from lockstep.world.objects import all_gather_object, broadcast_object
 from lockstep.world.plain_values import Split, split
 from lockstep.world.world import World
+
+_LAST_WAIT_S = 10.0  # of a process that ends by an error, for a save under way
 
 
 class Content(NamedTuple):
@@ -108,6 +111,8 @@ class Saver:
         # A daemon: a rank that fails must be able to leave, even while this waits for one that will never answer.
         self._thread = threading.Thread(target=work, name="lockstep-save", daemon=True)
         self._thread.start()
+        # But if it can come to its end it should: torch aborts a process that ends while a thread is in it.
+        atexit.register(self._thread.join, _LAST_WAIT_S)
 
     def wait_for_copies(self) -> None:
         """Before an update: until nothing that it changes is still to be copied."""
@@ -124,6 +129,7 @@ class Saver:
             return None
         outcome = future.result()
         self._thread.join()  # it still lets go of tensors; in a process that ends meanwhile, that aborts it
+        atexit.unregister(self._thread.join)
         return outcome
 
     def close(self, *, abandon: bool = False) -> None:

@@ -4,29 +4,47 @@ Every line is one commit: its name, the commit that it goes on from, and the pos
 What a kill undoes was never in it. A line that a kill kept from being written is found in the checkpoint's manifest.
 """
 
+import errno
+import json
+import os
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from lockstep.checkpoint.manifest import Manifest
-from lockstep.events.jsonl import JsonLines, read_lines
+from lockstep.checkpoint import disk
+from lockstep.checkpoint.manifest import CheckpointError, Manifest
+from lockstep.events.jsonl import read_lines
 
 Line = dict[str, Any]  # {"commit", "parent", "step", "attempt", "processes", "spans"}
 
 
 def line_of(manifest: Manifest) -> Line:
-    return {"commit": manifest.commit, "step": manifest.step, **manifest.facts["ledger"]}
+    ledger = manifest.facts.get("ledger")
+    if not isinstance(ledger, dict):
+        raise CheckpointError(f"the manifest of step {manifest.step} does not say which samples it stands for")
+    return {"commit": manifest.commit, "step": manifest.step, **ledger}
 
 
 def write_line(path: Path, manifest: Manifest) -> None:
-    """Append a commit's line, unless it is there."""
+    """Append a commit's line, unless it is there, and bring it to the disk: its checkpoint is pruned some day."""
     if any(line.get("commit") == manifest.commit for line in read_ledger(path)):
         return
-    lines = JsonLines(path)
-    lines.emit(line_of(manifest))
-    lines.close()
+    line = json.dumps(line_of(manifest), allow_nan=False).encode() + b"\n"
+    with path.open("ab+", buffering=0) as file:
+        if file.tell() and not _ends_with_newline(file):
+            line = b"\n" + line  # a kill tore the last line: keep ours apart from it
+        if file.write(line) != len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        os.fsync(file.fileno())
+    disk.flush(path.parent)
 
 
 def read_ledger(path: Path) -> Iterator[Line]:
     if path.exists():
         yield from read_lines(path)
+
+
+def _ends_with_newline(file: FileIO) -> bool:
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) == b"\n"

@@ -155,10 +155,11 @@ class Saver:
                     manifest = self._manifest(content, splits, stored, reports, commit)
                     self._commit(draft, manifest)
                     is_committed = True
+                    self.store.point_at(manifest)
                     if after_commit is not None:
                         after_commit(manifest)
-                    self.store.prune(retention)
-            except (OSError, CheckpointError) as error:
+                    self.store.prune(retention, manifest.step)
+            except Exception as error:  # whatever it is: the others wait for our word
                 problems = [_words(error)]
             disk.remove_folder(draft)  # if it is still there
         num_bytes = sum(file.size for file in stored.values())
@@ -180,7 +181,7 @@ class Saver:
                         disk.make_folder(folder)
             for name, tensors in files.items():
                 stored[name] = write_tensors(draft / name, tensors)
-        except (OSError, SafetensorError) as error:
+        except Exception as error:  # whatever it is: the others wait for our word
             return _Written({}, f"rank {self._world.rank}: {_words(error)}")
         return _Written(stored, None)
 
@@ -206,12 +207,11 @@ class Saver:
             for part, each in splits.items()
             if each.shards
         }
-        was_best = content.step in self.store.steps() and self.store.best() == content.step
         return Manifest(
             step=content.step,
             run_id=self._run_id,
             commit=commit,
-            is_best=content.is_best or was_best,  # saved once more: it still is
+            is_best=content.is_best or self.store.says_best(content.step),  # saved once more: it still is
             files=files,
             forms={part: each.form for part, each in splits.items()},
             shards=shards,
@@ -257,4 +257,4 @@ def _file(part: str, rank: int | None = None) -> str:
 def _words(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror} ({error.filename})" if error.filename else error.strerror
-    return str(error)
+    return str(error) if isinstance(error, CheckpointError | SafetensorError) else f"{type(error).__name__}: {error}"

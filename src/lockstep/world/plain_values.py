@@ -18,6 +18,9 @@ from torch import Tensor
 _TENSOR, _ARRAY, _TUPLE, _PAIRS, _FLOAT, _BYTES = "$tensor", "$array", "$tuple", "$pairs", "$float", "$bytes"
 
 
+_MAX_DEPTH = 100  # far from where Python's stack ends: what was split can be joined
+
+
 class Shard(NamedTuple):
     """This rank's box of a tensor that no rank has whole."""
 
@@ -57,6 +60,8 @@ def _split(value: Any, place: str, path: tuple[str, ...], tensors: dict[str, Any
     def inner(element: Any, key: Any) -> Any:
         return _split(element, f"{place}[{key!r}]", (*path, str(key)), tensors)
 
+    if len(path) > _MAX_DEPTH:
+        raise TypeError(f"{place[:80]}… is nested more than {_MAX_DEPTH} deep")
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):

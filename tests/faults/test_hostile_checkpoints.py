@@ -267,7 +267,13 @@ def test_the_pointers_are_not_followed_out_of_the_folder(checkpoint: Path) -> No
     (best / "manifest.json").unlink()
     outside = save(checkpoint.parent.parent / "outside", 5, {"model": {}}, is_best=True)
     commit = Store(outside.parent).manifest(5).commit
-    for text in (f"../outside/step-5 {commit}", f"{outside} {commit}", "step-2 x", "step-99999999999999999999 0", "\xff"):
+    for text in (
+        f"../outside/step-5 {commit}",
+        f"{outside} {commit}",
+        "step-2 x",
+        "step-99999999999999999999 0",
+        "\xff",
+    ):
         (checkpoint.parent / "BEST").write_text(text)
         with pytest.raises(CheckpointError, match=r"step-3: manifest\.json cannot be read"):
             Store(checkpoint.parent).best()

@@ -100,7 +100,8 @@ def test_files_that_the_manifest_does_not_list_are_not_looked_at(checkpoint: Pat
 
 NAMES = [
     "../step-1/model.safetensors", "/etc/passwd", "/etc/x.safetensors", "..safetensors", ".hidden.safetensors",
-    "a/b.safetensors", "a\\b.safetensors", "a\0.safetensors", "a\n.safetensors", "model.pt", "", "x" * 200 + ".safetensors",
+    "a/b.safetensors", "a\\b.safetensors", "a\0.safetensors", "a\n.safetensors", "model.pt", "",
+    "x" * 200 + ".safetensors",
 ]  # fmt: skip
 
 

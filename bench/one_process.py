@@ -1,6 +1,6 @@
 """A step of the tiny MLP on one process against the hand-written loop; and the lane tax: 8 lanes against one.
 
-    .venv/bin/python bench/one_process.py [--rounds 40] [--steps 300]
+    .venv/bin/python bench/one_process.py [--rounds 40] [--steps 300] [--tiny]
 
 One thread, AdamW. The hand-written loop takes ready-made batches from a DataLoader with `batch_size=None`, the cheapest
 way there is; a shuffling DataLoader over the samples stands beside it, because that is what people write.
@@ -68,6 +68,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--rounds", type=int, default=40)
     arguments.add_argument("--steps", type=int, default=300)
+    arguments.add_argument("--tiny", action="store_true", help="the tiny step alone, without the lane tax")
     options = arguments.parse_args()
     torch.set_num_threads(1)
 
@@ -82,7 +83,7 @@ def main() -> None:
         "hand-written, shuffling DataLoader": hand_written(work, DataLoader(work.data, TINY_BATCH, shuffle=True)),
     }
     print(table(f"tiny MLP, one process, batch {TINY_BATCH}", interleave(variants, options.rounds, steps)))
-    for name, batch in TAXED.items():
+    for name, batch in ({} if options.tiny else TAXED).items():
         work = workload(name, batch * 4)
         variants = {f"{lanes} lanes": lockstep(work, batch, lanes, 4) for lanes in (1, 2, 4, 8)}
         print(table(f"\nlane tax: {name}, one process, batch {batch}", interleave(variants, 6, 4)), flush=True)

@@ -1,4 +1,4 @@
-"""Checkpoints for tests, made by the real saver on one process."""
+"""Checkpoints for tests, made by the real saver; on one process, unless a world is given, and then on all its ranks."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +9,8 @@ from lockstep.checkpoint.store import Retention
 from lockstep.world.world import World
 
 RUN_ID = "0123456789abcdef"
+ALL = Retention(keep=100)
+ALONE = World()
 
 
 def save(
@@ -18,11 +20,12 @@ def save(
     facts: Mapping[str, Any] | None = None,
     *,
     is_best: bool = False,
-    retention: Retention = Retention(keep=100),
+    retention: Retention = ALL,
     run_id: str = RUN_ID,
+    world: World = ALONE,
 ) -> Path:
     """Save, and wait for it; a failure is an assertion."""
-    outcome = try_to_save(folder, step, parts, facts, is_best=is_best, retention=retention, run_id=run_id)
+    outcome = try_to_save(folder, step, parts, facts, is_best=is_best, retention=retention, run_id=run_id, world=world)
     assert outcome.problem is None, outcome.problem
     return folder / f"step-{step}"
 
@@ -34,10 +37,11 @@ def try_to_save(
     facts: Mapping[str, Any] | None = None,
     *,
     is_best: bool = False,
-    retention: Retention = Retention(keep=100),
+    retention: Retention = ALL,
     run_id: str = RUN_ID,
+    world: World = ALONE,
 ) -> Outcome:
-    saver = Saver(folder, World(), run_id, attempt=1)
+    saver = Saver(folder, world, run_id, attempt=1)
     saver.save(Content(step, parts, facts or {}, is_best), retention)
     outcome = saver.wait()
     saver.close()

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lockstep.checkpoint.exchange import load_checkpoint
     from lockstep.config.schema import Config
     from lockstep.data.dataloaders import create_dataloaders_distributed
     from lockstep.data.sampler import DistributedSampler
@@ -73,6 +74,7 @@ _HOME = {
     "init_process_group": "world.setup",
     "is_main_process": "world.collectives",
     "launch": "world.launch",
+    "load_checkpoint": "checkpoint.exchange",
     "no_sync": "world.collectives",
     "parameter_groups": "train.optimizer",
     "reduce_tensor": "world.collectives",
@@ -115,6 +117,7 @@ __all__ = [
     "init_process_group",
     "is_main_process",
     "launch",
+    "load_checkpoint",
     "no_sync",
     "parameter_groups",
     "reduce_tensor",

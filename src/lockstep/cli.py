@@ -15,8 +15,8 @@ from lockstep.launcher.worker import run_target, users_traceback
 
 if TYPE_CHECKING:
     from lockstep.config.schema import Config
+    from lockstep.train.continuity import Resume
     from lockstep.train.recipe import Recipe
-    from lockstep.train.run import Resume
 
 app = typer.Typer(
     name="lockstep",

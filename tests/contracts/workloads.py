@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from lockstep.engine.digest import tensor_digests
+from lockstep.errors import Stopped
 from lockstep.train.run import Run
 from lockstep.train.step import Step
 from lockstep.world.randomness import stream
@@ -30,18 +32,30 @@ class Trained(NamedTuple):
     losses: list[float]
 
 
-def train(world: World, name: str, steps: int, loader: dict[str, Any], **options: Any) -> Trained:
+def train(
+    world: World,
+    name: str,
+    steps: int,
+    loader: dict[str, Any],
+    folder: Path | None = None,
+    stop_after: int | None = None,
+    **options: Any,
+) -> Trained:
     """Train one of the workloads. `loader` and `options` go to `run.loader` and to `Run`."""
     torch.set_num_threads(1)
-    run = Run(None, world, seed=11, **options)
+    run = Run(folder, world, seed=11, sinks=[], **options)
+    run.stop_after = stop_after
     workload = WORKLOADS[name]()
     advance = workload.start(run)
     losses = []
-    for step in run.open_steps(run.loader(workload.data, **loader), steps=steps):
-        advance(step)
-        losses.append(step.loss)
+    try:
+        for step in run.open_steps(run.loader(workload.data, **loader), steps=steps):
+            advance(step)
+            losses.append(step.loss)
+    except Stopped:
+        run.close()
     tensors = tensor_digests(run.state())
-    return Trained(run.finish(), tensors, losses)
+    return Trained(run.digest() if stop_after else run.finish(), tensors, losses)
 
 
 def _noise(name: str, *shape: int) -> Tensor:

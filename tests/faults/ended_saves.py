@@ -68,7 +68,9 @@ def _save(run: Path, step: int, words: str, *, is_best: bool = False, keep: int 
     saver = Saver(run / "checkpoints", World(), RUN_ID, attempt=1)
     facts = {"ledger": {"parent": None, "spans": []}}
     saver.save(
-        Content(step, content(words), facts, is_best), Retention(keep), lambda m: write_line(run / "ledger.jsonl", m)
+        Content(step, content(words), facts, is_best),
+        Retention(keep),
+        lambda m: write_line(run / "ledger.jsonl", m, saver.store),
     )
     outcome = saver.wait()
     saver.close()

@@ -42,6 +42,25 @@ if __name__ == "__main__":
 """
 
 
+RESUMING = """
+import os, sys
+from pathlib import Path
+rank = os.environ.get("RANK", "0")
+os.environ |= {"NCCL_HOSTID": f"host{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+import lockstep
+from tests.contracts import test_resume, workloads
+
+def main(world):
+    folder, stop = Path(sys.argv[1]), int(sys.argv[2]) or None
+    gpt = workloads.train(world, "gpt", 5, {"global_batch": 32, "lanes": 8}, folder / "gpt", stop)
+    everything = test_resume.train_all(world, folder / "everything", stop, precision="fp16")
+    sys.stdout.write(f"digest {gpt.digest} {everything.digest}\\n")
+
+if __name__ == "__main__":
+    lockstep.launch(main, backend="nccl")
+"""
+
+
 BITS = """
 import os, sys
 rank = os.environ.get("RANK", "0")
@@ -76,6 +95,21 @@ def test_the_same_bits_on_one_process_and_on_several_that_share_a_gpu(tmp_path: 
     for (size, _), lines in reports.items():
         assert sorted(set(lines)) == reports[1, "nccl"], reports
         assert len(lines) == size * len(names)
+
+
+def test_a_run_goes_on_with_another_number_of_processes_over_nccl(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(RESUMING)
+
+    def digests(folder: str, size: int, stop: int = 0) -> set[str]:
+        finished = run([*LOCKSTEP, "run", "-n", str(size), "script.py", str(tmp_path / folder), str(stop)], tmp_path)
+        assert finished.code == 0, finished.err
+        return {line for line in finished.out.splitlines() if line.startswith("digest")}
+
+    whole = digests("whole", 1)
+    assert len(whole) == 1
+    for stop, before, after in ((2, 2, 1), (3, 1, 3)):
+        digests(f"stopped-{stop}", before, stop)
+        assert digests(f"stopped-{stop}", after) == whole
 
 
 @pytest.mark.parametrize(("size", "argument"), [(2, "nccl"), (3, "nccl"), (2, "auto backend")])

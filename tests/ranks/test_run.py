@@ -156,23 +156,42 @@ def terms(model: nn.Module, batch: Sequence[Tensor]) -> dict[str, tuple[Tensor, 
     }
 
 
+def some_targets(model: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """One term, with another count in each step."""
+    inputs, labels = batch
+    chosen = (labels == 0) & (inputs[:, 0] > 0)
+    return F.cross_entropy(model(inputs)[chosen], labels[chosen], reduction="sum"), chosen.sum()
+
+
 class Trained(NamedTuple):
     losses: list[float]
     weights: Tensor
 
 
-def train_terms(world: World, num_samples: int, loader: dict[str, Any], determinism: Any) -> Trained:
+def train_on(objective: Any, world: World, num_samples: int, loader: dict[str, Any], determinism: Any) -> Trained:
     run = Run(None, world, determinism=determinism)
     model = run.prepare(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)))
     optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9))
     losses = []
     data = TensorDataset(*(tensor[:num_samples] for tensor in DATA.tensors))
     for step in run.open_steps(run.loader(data, 24, lanes=8, tail="short", **loader), epochs=2):
-        step.accumulate(terms, model)
+        step.accumulate(objective, model)
         step.update(optimizer)
         losses.append(step.loss)
     run.finish()
     return Trained(losses, torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
+
+
+def train_terms(world: World, num_samples: int, loader: dict[str, Any], determinism: Any) -> Trained:
+    return train_on(terms, world, num_samples, loader, determinism)
+
+
+def train_some_targets(world: World, num_samples: int, loader: dict[str, Any], determinism: Any) -> Trained:
+    return train_on(some_targets, world, num_samples, loader, determinism)
+
+
+def train_all_targets(world: World, num_samples: int, loader: dict[str, Any], determinism: Any) -> Trained:
+    return train_on(loss, world, num_samples, loader, determinism)
 
 
 @pytest.mark.parametrize(
@@ -187,9 +206,10 @@ def train_terms(world: World, num_samples: int, loader: dict[str, Any], determin
         (3, 50, {"lanes_per_rank": [3, 2, 3]}),
     ],
 )
-def test_several_terms_are_normalised_alike_in_fast_mode(num_ranks: int, num_samples: int, loader: Any) -> None:
-    (exact,) = ranks(1).run(train_terms, num_samples, {}, "lockstep")
-    for fast in ranks(num_ranks).run(train_terms, num_samples, loader, "fast"):
+@pytest.mark.parametrize("train", [train_terms, train_some_targets, train_all_targets])
+def test_losses_are_normalised_alike_in_fast_mode(num_ranks: int, num_samples: int, loader: Any, train: Any) -> None:
+    (exact,) = ranks(1).run(train, num_samples, {}, "lockstep")
+    for fast in ranks(num_ranks).run(train, num_samples, loader, "fast"):
         assert fast.losses == pytest.approx(exact.losses, rel=1e-5)
         torch.testing.assert_close(fast.weights, exact.weights, rtol=1e-5, atol=1e-7)
 

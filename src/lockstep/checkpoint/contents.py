@@ -1,6 +1,6 @@
 """What the parts of a run's checkpoint are called, and its state as the run's digest sees it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -10,6 +10,7 @@ from lockstep.engine.digest import digest, flattened
 BUFFERS = ".buffers"  # after a model's name: those of its buffers that its state dict leaves out
 KEPT = "kept."  # before the name of what else the run keeps; not part of the digest
 OPTIMIZER = "optimizer"  # what optimizers' names begin with
+AVERAGE = "average"  # what averages' names begin with
 LOADER = "loader"  # the position of a data stream; not part of the digest either
 
 
@@ -23,6 +24,11 @@ def state_in(values: Mapping[str, Any]) -> dict[str, Tensor]:
             prefix = part.removesuffix(BUFFERS)
             state |= {f"{prefix}/{name}": tensor for name, tensor in value.items() if isinstance(tensor, Tensor)}
     return state
+
+
+def changed_by_updates_alone(parts: Iterable[str]) -> list[str]:
+    """Optimizers' state and averages are nobody's business but theirs; weights and buffers anybody's."""
+    return [part for part in parts if part.startswith((OPTIMIZER, AVERAGE))]
 
 
 def digest_of(values: Mapping[str, Any]) -> str:

@@ -61,10 +61,10 @@ def remove_folder(path: Path) -> None:
         remove_folder(unnamed)  # an earlier try may not have come to its end
         rename(path, unnamed)
         path = unnamed
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with suppress(OSError):
+    with suppress(OSError):  # it is in nobody's way
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
             path.unlink()
 
 

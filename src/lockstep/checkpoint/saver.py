@@ -1,17 +1,18 @@
 """Saving while training goes on. [Note: a save]
 
-save()      on every rank: wait for the save before, copy what this rank is to write, and go on
-a thread    each rank writes its files into one draft → all tell how it went → rank 0 commits, or clears the draft away
-            → all learn the outcome
+save()      on every rank: copy what this rank is to write, and go on
+a thread    each rank makes its late copies, writes its files into one draft → all tell how it went
+            → rank 0 commits, or clears the draft away → all learn the outcome
 
 Each file has one owner, so that ranks share the work; what is sharded is written by the rank that has it. There is at
 most one save under way, so at most one copy. The ranks speak through a group of their own: training does not wait.
 """
 
+import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
@@ -31,11 +32,13 @@ from lockstep.checkpoint.manifest import (
     StoredFile,
     check_part_name,
 )
-from lockstep.checkpoint.staging import Staging
+from lockstep.checkpoint.staging import ChangedWhileCopied, Staging
 from lockstep.checkpoint.store import Retention, Store, write_tensors
 from lockstep.world.objects import all_gather_object, broadcast_object
 from lockstep.world.plain_values import Split, split
 from lockstep.world.world import World
+
+_CLEAR = (CheckpointError, SafetensorError, ChangedWhileCopied)  # what they say can be shown as it is
 
 
 class Content(NamedTuple):
@@ -45,6 +48,7 @@ class Content(NamedTuple):
     parts: Mapping[str, Any]  # by name; any plain value
     facts: Mapping[str, Any]  # what the manifest is to say besides
     is_best: bool = False
+    late: Collection[str] = ()  # parts that may be copied late: see the note there
 
 
 class Outcome(NamedTuple):
@@ -88,7 +92,9 @@ class Saver:
         for part in content.parts:
             check_part_name(part)
         splits = {part: split(value, part) for part, value in content.parts.items()}
-        files = self._staging.copy(self._own_files(splits))
+        own = self._own_files(splits)
+        late = {name: tensors for name, tensors in own.items() if _part(name) in content.late}
+        self._staging.begin({name: tensors for name, tensors in own.items() if name not in late}, late)
         self._num_saves += 1
         draft = self.store.draft(content.step, f"{self._attempt}-{self._num_saves}")
         future: Future[Outcome] = Future()
@@ -96,12 +102,16 @@ class Saver:
 
         def work() -> None:
             try:
-                future.set_result(self._save(content, splits, files, draft, retention, after_commit))
+                future.set_result(self._save(content, splits, draft, retention, after_commit))
             except BaseException as error:  # the other ranks cannot be asked any more
                 future.set_result(Outcome(content.step, None, f"{type(error).__name__}: {error}", 0, 0.0))
 
         # A daemon: a rank that fails must be able to leave, even while this waits for one that will never answer.
         threading.Thread(target=work, name="lockstep-save", daemon=True).start()
+
+    def wait_for_copies(self) -> None:
+        """Before an update: until nothing that it changes is still to be copied."""
+        self._staging.wait()
 
     def news(self) -> Outcome | None:
         """The outcome of the save under way, once, if it has come to its end."""
@@ -136,13 +146,12 @@ class Saver:
         self,
         content: Content,
         splits: Mapping[str, Split],
-        files: Mapping[str, Mapping[str, Tensor]],
         draft: Path,
         retention: Retention,
         after_commit: Callable[[Manifest], None] | None,
     ) -> Outcome:
         started = time.perf_counter()
-        written = self._write(files, draft)
+        written = self._write(draft)
         offsets = {part: {name: shard.offsets for name, shard in s.shards.items()} for part, s in splits.items()}
         reports = all_gather_object({**written._asdict(), "offsets": offsets}, group=self._group)
         problems = [report["problem"] for report in reports if report["problem"] is not None]
@@ -155,10 +164,7 @@ class Saver:
                     manifest = self._manifest(content, splits, stored, reports, commit)
                     self._commit(draft, manifest)
                     is_committed = True
-                    self.store.point_at(manifest)
-                    if after_commit is not None:
-                        after_commit(manifest)
-                    self.store.prune(retention, manifest.step)
+                    problems = self._follow_up(manifest, retention, after_commit)
             except Exception as error:  # whatever it is: the others wait for our word
                 problems = [_words(error)]
             disk.remove_folder(draft)  # if it is still there
@@ -172,9 +178,11 @@ class Saver:
         )
         return Outcome(*broadcast_object(list(own), group=self._group))
 
-    def _write(self, files: Mapping[str, Mapping[str, Tensor]], draft: Path) -> _Written:
+    def _write(self, draft: Path) -> _Written:
         stored: dict[str, StoredFile] = {}
         try:
+            self._staging.finish()
+            files = self._staging.copies
             if files or self._world.is_main:
                 for folder in (draft.parent, draft):  # not their parents: a run folder that has vanished stays so
                     with suppress(FileExistsError):
@@ -226,6 +234,21 @@ class Saver:
                 )
         self.store.commit(draft, manifest)
 
+    def _follow_up(
+        self, manifest: Manifest, retention: Retention, after_commit: Callable[[Manifest], None] | None
+    ) -> list[str]:
+        """What comes after a commit and cannot undo it: all that goes wrong. Only if nothing does is there pruning."""
+        problems = []
+        for act in (self.store.point_at, after_commit):
+            try:
+                if act is not None:
+                    act(manifest)
+            except Exception as error:
+                problems.append(_words(error))
+        if not problems:
+            self.store.prune(retention, manifest.step)
+        return problems
+
 
 def _own_group(world: World) -> dist.ProcessGroup | None:
     """Of gloo, whatever the training uses: what is said here lies in main memory."""
@@ -254,7 +277,11 @@ def _file(part: str, rank: int | None = None) -> str:
     return f"{part}.safetensors" if rank is None else f"{part}.rank-{rank}.safetensors"
 
 
+def _part(file: str) -> str:
+    return re.sub(r"(\.rank-\d+)?\.safetensors$", "", file)
+
+
 def _words(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror} ({error.filename})" if error.filename else error.strerror
-    return str(error) if isinstance(error, CheckpointError | SafetensorError) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, _CLEAR) else f"{type(error).__name__}: {error}"

@@ -9,6 +9,7 @@ The folders themselves are asked which these are: a kill may come between a comm
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +67,15 @@ class Store:
         if manifest.step != step:
             raise CheckpointError(f"{path}: holds step {manifest.step}, so it is not where it was written")
         return manifest
+
+    def find(self, commit: str) -> Manifest | None:
+        """Of the checkpoint that a save of this name made, if it is there."""
+        for step in self.steps():
+            with suppress(CheckpointError):
+                manifest = self.manifest(step)
+                if manifest.commit == commit:
+                    return manifest
+        return None
 
     def load(self, step: int) -> Checkpoint:
         """All of it, every file compared with its hash."""
@@ -177,8 +187,11 @@ class Store:
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> StoredFile:
     """A new file of contiguous tensors in main memory, brought to the disk."""
     save_file(dict(tensors), path)
-    disk.flush(path)
-    return StoredFile(path.stat().st_size, disk.content_hash(path))
+    with ThreadPoolExecutor(1) as thread:  # the disk is slow and the hash takes the processor: side by side
+        flushing = thread.submit(disk.flush, path)
+        stored = StoredFile(path.stat().st_size, disk.content_hash(path))
+        flushing.result()
+    return stored
 
 
 def read_file(checkpoint: Path, name: str, stored: StoredFile) -> dict[str, Tensor]:

@@ -41,7 +41,7 @@ def rebuild(
     lanes: int | Literal["auto"] = "auto",
     tail: Tail | None = None,
     lanes_per_rank: Sequence[int] | None = None,
-) -> "LaneLoader | IterableLaneLoader | ForeignLoader":
+) -> "Loader":
     """A DataLoader as a lane loader of the same data set, collate function, workers and tail.
 
     Its batch size is the global batch, or with a distributed sampler that of each of the sampler's replicas. One with a
@@ -187,6 +187,9 @@ class ForeignLoader:
             own = -1
         length = agreed(own, "min", self._world)
         return None if length < 0 else length
+
+
+Loader = LaneLoader | IterableLaneLoader | ForeignLoader
 
 
 def _num_rows(data: Any) -> int:

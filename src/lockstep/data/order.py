@@ -101,11 +101,12 @@ class Order:
         """`_permute` for many at once."""
         left_bits, right_bits = self._bits // 2, self._bits - self._bits // 2
         left, right = values >> np.uint64(right_bits), values & np.uint64((1 << right_bits) - 1)
-        for key in self._round_keys:
-            mixed = right ^ np.uint64(key)
-            mixed *= np.uint64(_MULTIPLIER_1)
-            mixed ^= mixed >> np.uint64(_FOLD)
-            mixed *= np.uint64(_MULTIPLIER_2)
+        multiplier_1, multiplier_2, fold = np.uint64(_MULTIPLIER_1), np.uint64(_MULTIPLIER_2), np.uint64(_FOLD)
+        for key in np.array(self._round_keys, dtype=np.uint64):
+            mixed = right ^ key
+            mixed *= multiplier_1
+            mixed ^= mixed >> fold
+            mixed *= multiplier_2
             mixed >>= np.uint64(64 - left_bits)
             mixed ^= left
             left, right = right, mixed

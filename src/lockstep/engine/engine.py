@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
+from torch.autograd.graph import _engine_run_backward
 from torch.nn import Parameter
 
 from lockstep.engine.table import Terms
@@ -43,7 +45,9 @@ class LanePass(Protocol):
 
 
 class Engine(Protocol):
-    def start_pass(self, parameters: Sequence[Parameter]) -> LanePass: ...
+    def start_pass(self, parameters: Sequence[Parameter], *, divide_late: bool = False) -> LanePass:
+        """`divide_late`: the losses have the size that their gradients need, and divided by a count would lose it."""
+        ...
 
     def close(self, *, abandon: bool = False) -> None:
         """`abandon`: the loop was left in the middle, perhaps by a failure; do not wait for other ranks."""
@@ -96,3 +100,29 @@ def require_no_gradients(parameters: Sequence[Parameter]) -> None:
     for parameter in parameters:
         if parameter.grad is not None:
             raise UserError("a lane called .backward() itself: call step.backward(loss_sum, count) instead")
+
+
+def run_backward(
+    losses: Sequence[Tensor],
+    scales: Sequence[Tensor],
+    *,
+    retain_graph: bool = False,
+    inputs: Sequence[Parameter] | None = None,
+) -> None:
+    """The backward pass of losses that are scaled, each by a tensor of its own shape.
+
+    Straight to autograd's engine: what `torch.autograd.backward` asks of its arguments first is known here, and takes a
+    tenth of a small model's backward pass. Losses of other types may have a backward pass of their own.
+    """
+    if set(map(type, losses)) == {Tensor}:
+        _engine_run_backward(
+            tuple(losses),
+            tuple(scales),
+            retain_graph,
+            False,  # create_graph
+            () if inputs is None else tuple(inputs),
+            allow_unreachable=True,
+            accumulate_grad=True,
+        )
+    else:
+        torch.autograd.backward(losses, scales, retain_graph=retain_graph, inputs=inputs)

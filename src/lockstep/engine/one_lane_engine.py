@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from lockstep.engine.engine import BackwardPasses, all_parameters, inputs_for, require_no_gradients
+from lockstep.engine.engine import BackwardPasses, all_parameters, inputs_for, require_no_gradients, run_backward
 from lockstep.engine.finite import all_finite
 from lockstep.engine.gradients import scale_gradients
 from lockstep.engine.table import Count, Terms, as_count, nonzero
@@ -26,7 +26,7 @@ class OneLaneEngine:
         self._all_parameters = all_parameters(models)
         self._reciprocals: dict[tuple[float, torch.dtype, int], Tensor] = {}
 
-    def start_pass(self, parameters: Sequence[Parameter]) -> "OneLanePass":
+    def start_pass(self, parameters: Sequence[Parameter], *, divide_late: bool = False) -> "OneLanePass":  # noqa: ARG002
         return OneLanePass(self, parameters, inputs_for(parameters, self._all_parameters))
 
     def reciprocal(self, loss_sum: Tensor, count: Count) -> Tensor:
@@ -64,15 +64,15 @@ class OneLanePass:
         is_only = self._passes.add(len(terms), more=more)
         if self._passes.count == 1:
             require_no_gradients(self._parameters)
-        scales = []
+        losses, scales = [], []
         for loss_sum, count in terms.values():
             count = count if type(count) is int else as_count(count)
             self._sums.append(loss_sum.detach())
             self._counts.append(count)
-            if is_only:
-                scales.append(self._engine.reciprocal(loss_sum, count))
-        losses = [loss_sum for loss_sum, _ in terms.values()]
-        torch.autograd.backward(losses, scales or None, retain_graph=retain_graph, inputs=self._inputs)
+            losses.append(loss_sum)
+            # Of several backward passes the count is known after the last: then the gradients are scaled.
+            scales.append(self._engine.reciprocal(loss_sum, count if is_only else 1))
+        run_backward(losses, scales, retain_graph=retain_graph, inputs=self._inputs)
 
     def close_lane(self) -> None:
         self._passes.close_lane()
@@ -96,7 +96,7 @@ class OneLanePass:
         return (torch.stack(sums) / nonzero(torch.stack(counts))).sum()
 
     def loss_sums(self) -> list[Tensor]:
-        return [torch.stack([loss_sum.reshape(()) for loss_sum in self._sums])]
+        return [loss_sum.clone() for loss_sum in self._sums]
 
     def nonfinite_lanes(self) -> list[int]:
         return [] if all_finite(self.loss_sums()) else [0]

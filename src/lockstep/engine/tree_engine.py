@@ -13,7 +13,7 @@ from lockstep.data.lanes import Lanes
 from lockstep.engine.buckets import make_buckets
 from lockstep.engine.buffers import LaneBuffers, Rule
 from lockstep.engine.channel import Channel, Job
-from lockstep.engine.engine import BackwardPasses, all_parameters, inputs_for, require_no_gradients
+from lockstep.engine.engine import BackwardPasses, all_parameters, inputs_for, require_no_gradients, run_backward
 from lockstep.engine.exchange import choose_exchange
 from lockstep.engine.gradients import GradientTree, ManyRanksGradients, OneRankGradients, Scale, add_gradients
 from lockstep.engine.table import LaneTable, Terms
@@ -48,7 +48,7 @@ class TreeEngine:
         self._all_parameters = all_parameters(models)
         self._trees: dict[tuple[int, ...], list[GradientTree]] = {}
 
-    def start_pass(self, parameters: Sequence[Parameter]) -> "TreePass":
+    def start_pass(self, parameters: Sequence[Parameter], *, divide_late: bool = False) -> "TreePass":  # noqa: ARG002
         """Gradients of these parameters; those of other parameters are left alone."""
         return TreePass(self, parameters, inputs_for(parameters, self._all_parameters))
 
@@ -116,7 +116,7 @@ class TreePass:
             if is_last:
                 tree.overlap(self._scale(number))
             retains = retain_graph or number < len(self._trees) - 1
-            torch.autograd.backward(loss_sum, retain_graph=retains, inputs=self._inputs)
+            run_backward([loss_sum], [torch.ones_like(loss_sum)], retain_graph=retains, inputs=self._inputs)
             if not more:
                 tree.close_lane()
             if is_last:

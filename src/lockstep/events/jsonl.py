@@ -38,11 +38,10 @@ class JsonLines:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("ab", buffering=0)
-            with path.open("rb") as earlier:
-                self._hash = hashlib.file_digest(earlier, "sha256")
+            self._size = path.stat().st_size
+            self._hash = _sha256(path, self._size)
         except OSError as error:
             raise UserError(f"cannot write {path}: {error.strerror}") from None
-        self._size = path.stat().st_size
         if self._size and not _ends_with_newline(path):
             self._append(b"\n")  # a kill tore the last line: keep ours apart from it
 
@@ -107,6 +106,16 @@ def _together(earlier: Event, later: Event) -> Event:
         if isinstance(value, dict) and isinstance(earlier.get(name), dict)
     }
     return {**earlier, **later, **inner}
+
+
+def _sha256(path: Path, size: int) -> "hashlib._Hash":
+    """Of a file's first bytes."""
+    sha256 = hashlib.sha256()
+    with path.open("rb") as file:
+        while size > 0 and (data := file.read(min(size, _MAX_LINE_BYTES))):
+            sha256.update(data)
+            size -= len(data)
+    return sha256
 
 
 def _ends_with_newline(path: Path) -> bool:

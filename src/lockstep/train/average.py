@@ -26,9 +26,9 @@ class MovingAverage:
         self.warmup = warmup
         self.num_updates = 0
         # Whole numbers have no mean; as parameters they are frozen.
-        averaged = {name: p for name, p in model.named_parameters() if p.is_floating_point() or p.is_complex()}
-        self._names = list(averaged)
-        self._parameters = list(averaged.values())
+        parameters = model.named_parameters(remove_duplicate=False)  # tied ones have several names
+        self._by_name = {name: p for name, p in parameters if p.is_floating_point() or p.is_complex()}
+        self._parameters = list(dict.fromkeys(self._by_name.values()))
         self._averages = [_copied(parameter) for parameter in self._parameters]
 
     def follows(self, parameters: set[nn.Parameter]) -> bool:
@@ -60,12 +60,15 @@ class MovingAverage:
 
     def state(self) -> dict[str, Tensor]:
         """The averages by the parameters' names, for saving and for the digest."""
-        return dict(zip(self._names, self._averages, strict=True)) | {"num_updates": torch.tensor(self.num_updates)}
+        averages = dict(zip(self._parameters, self._averages, strict=True))
+        state = {name: averages[parameter] for name, parameter in self._by_name.items()}
+        return state | {"num_updates": torch.tensor(self.num_updates)}
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        for name, average in zip(self._names, self._averages, strict=True):
-            average.copy_(state[name])
+        averages = dict(zip(self._parameters, self._averages, strict=True))
+        for name, parameter in self._by_name.items():
+            averages[parameter].copy_(state[name])
         self.num_updates = int(state["num_updates"].item())
 
     @torch.no_grad()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+from lockstep.checkpoint.contents import changed_by_updates_alone
 from lockstep.checkpoint.ledger import write_line
 from lockstep.checkpoint.manifest import CheckpointError, Manifest
 from lockstep.checkpoint.saver import Content, Outcome, Saver
@@ -81,7 +82,7 @@ class Checkpoints:
                 self._saver.store.tidy()
                 found = self._saver.store.newest_intact(self._journal.run_id, self._tell_damage)
                 if found is not None:
-                    write_line(self._folder.ledger, found.manifest)  # a kill may have come before it
+                    write_line(self._folder.ledger, found.manifest, self._saver.store)  # a kill may have come before it
             except (OSError, CheckpointError) as error:
                 problem = str(error)
         problem = broadcast_object(problem)
@@ -127,13 +128,17 @@ class Checkpoints:
         history = None if mark is None else mark._asdict()
         saved_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         everything = {**facts, "saved_at": saved_at, "events": history, "ledger": ledger}
-        content = Content(step, parts, everything, is_best)
+        content = Content(step, parts, everything, is_best, late=changed_by_updates_alone(parts))
         try:
             self._saver.save(content, retention, self._after_commit)
         except TypeError as error:
             raise UserError(f"step {step} cannot be saved: {error}") from None
         stall_s = time.perf_counter() - started - waited_s
         self._ending = partial(self._end, consumption, is_best, stall_s)
+
+    def wait_for_copies(self) -> None:
+        """Before an update; see [Note: late copies]."""
+        self._saver.wait_for_copies()
 
     def look(self) -> None:
         """Say how the save under way went, if it is over."""
@@ -151,7 +156,7 @@ class Checkpoints:
         self._saver.close(abandon=abandon)
 
     def _after_commit(self, manifest: Manifest) -> None:
-        write_line(self._folder.ledger, manifest)
+        write_line(self._folder.ledger, manifest, self._saver.store)
 
     def _conclude(self, outcome: Outcome | None) -> None:
         if outcome is not None and self._ending is not None:

@@ -3,11 +3,9 @@
 from typing import Any
 
 from lockstep.data.batch import GlobalBatch
-from lockstep.data.foreign import ForeignLoader
-from lockstep.data.iterable import IterableLaneLoader
+from lockstep.data.foreign import Loader
 from lockstep.data.loader import LaneLoader
 
-Loader = LaneLoader | IterableLaneLoader | ForeignLoader
 Stretch = list[int]  # [epoch, first, past the last]: positions in the epoch's order, or batches where there is none
 
 

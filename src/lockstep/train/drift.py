@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lockstep.config.duration import RunLength
+from lockstep.data.foreign import Loader
 from lockstep.data.order import ORDER_VERSION
 from lockstep.engine.tree import TREE_VERSION
 from lockstep.errors import EXIT_DRIFT, LockstepError
-from lockstep.train.consumption import Loader
 from lockstep.train.options import StepOptions
 from lockstep.train.parts import Parts
 from lockstep.train.schedule import Schedule

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from lockstep.data.foreign import Loader
 from lockstep.engine.engine import Engine
 from lockstep.engine.fast_engine import FastEngine
 from lockstep.engine.one_lane_engine import OneLaneEngine
 from lockstep.engine.tree_engine import TreeEngine
 from lockstep.errors import UserError
-from lockstep.train.consumption import Loader
 from lockstep.train.options import StepOptions
 from lockstep.world.world import World
 

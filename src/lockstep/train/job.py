@@ -14,10 +14,11 @@ from lockstep.events.event import Sink
 from lockstep.events.run_folder import RunFolder
 from lockstep.train.callbacks import Callback, EarlyStopping, KeepBest
 from lockstep.train.checkpoints import Saving
+from lockstep.train.continuity import Resume
 from lockstep.train.optimizer import build_optimizer
 from lockstep.train.options import StepOptions
 from lockstep.train.recipe import Recipe, Splits
-from lockstep.train.run import Resume, Run
+from lockstep.train.run import Run
 from lockstep.train.schedule import build_schedule
 from lockstep.train.trainer import Trainer
 from lockstep.world.world import World

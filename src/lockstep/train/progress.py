@@ -31,6 +31,25 @@ class Progress:
         self.is_done = self.is_done and (epochs, steps) == (self.asked_epochs, self.asked_steps)
         self.asked_epochs, self.asked_steps = epochs, steps
 
+    @property
+    def last_step(self) -> int | None:
+        """How many updates there will have been when this call ends, where it was asked for updates."""
+        return None if self.asked_steps is None else self.first_step + self.asked_steps
+
+    def last_batch(self, batches_per_epoch: int | None) -> int | None:
+        """How many batches, where it was asked for epochs and their length is known."""
+        if self.asked_epochs is None or batches_per_epoch is None:
+            return None
+        return self.first_batch + self.asked_epochs * batches_per_epoch
+
+    def is_at_its_end(self, batches_per_epoch: int | None) -> bool:
+        last_batch = self.last_batch(batches_per_epoch)
+        return (
+            self.is_done
+            or (self.last_step is not None and self.step >= self.last_step)
+            or (last_batch is not None and self.batches >= last_batch)
+        )
+
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 

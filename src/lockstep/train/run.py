@@ -14,10 +14,8 @@ Run again, the same script goes on from the newest checkpoint in the folder, on 
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NoReturn, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -26,28 +24,25 @@ from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from lockstep.checkpoint.contents import LOADER
-from lockstep.checkpoint.manifest import CheckpointError, check_part_name
+from lockstep.checkpoint.manifest import check_part_name
 from lockstep.config.duration import RunLength
 from lockstep.config.plain_settings import PlainSettings
-from lockstep.data.batch import GlobalBatch
 from lockstep.data.evaluation import EvaluationLoader
-from lockstep.data.foreign import rebuild
-from lockstep.data.iterable import IterableLaneLoader, merge_states
+from lockstep.data.foreign import Loader, rebuild
+from lockstep.data.iterable import IterableLaneLoader
 from lockstep.data.loader import LaneLoader
 from lockstep.data.samples import is_iterable
-from lockstep.data.streams import State
 from lockstep.engine.buffers import slots_of
 from lockstep.engine.digest import digest, tensor_digests
 from lockstep.engine.engine import Engine
-from lockstep.errors import LockstepError, Stopped, UserError
+from lockstep.errors import LockstepError, UserError
 from lockstep.events.echo import Echo
-from lockstep.events.event import Sink, plain
+from lockstep.events.event import Sink
 from lockstep.events.run_folder import Settings
 from lockstep.train.average import MovingAverage
-from lockstep.train.checkpoints import Checkpoints, Found, Saving
-from lockstep.train.consumption import Consumption, Loader
-from lockstep.train.drift import DriftError, differences, fingerprint_of, numerics_of
+from lockstep.train.checkpoints import Saving
+from lockstep.train.continuity import Continuity, Resume
+from lockstep.train.drift import fingerprint_of, numerics_of
 from lockstep.train.engines import check_batch_norm, make_engine
 from lockstep.train.evaluation import Metrics, evaluate
 from lockstep.train.journal import Journal
@@ -55,7 +50,6 @@ from lockstep.train.nonfinite import Investigator
 from lockstep.train.options import StepOptions
 from lockstep.train.parts import Models, Parts, Resumable
 from lockstep.train.precision import LossScaler, Precision
-from lockstep.train.progress import Progress
 from lockstep.train.schedule import Factor, Schedule
 from lockstep.train.step import Step, StepContext
 from lockstep.train.update import Updater
@@ -68,7 +62,6 @@ from lockstep.world.setup import setup_distributed
 from lockstep.world.world import World
 
 Module = TypeVar("Module", bound=nn.Module)
-Resume = Literal["auto", "accept-drift", "force"]
 
 logger = logging.getLogger("lockstep")
 
@@ -104,11 +97,9 @@ class Run:
             raise UserError(f"resume={resume!r}: expected one of {', '.join(get_args(Resume))}")
         self.world = setup_distributed() if world is None else world
         set_arithmetic(self.world.device, tf32=self.options.tf32, deterministic=self.options.determinism == "lockstep")
-        self._progress = Progress()
         self._calls = 0  # of `steps`
         self._number = 0  # of the step that is being made, or of the last one
         self._current: Step | None = None  # the one that the loop's body has
-        self._resume = resume
         self.stop_after: int | None = None  # updates; then it is saved, and a `Stopped` is raised
         self.log_every = log_every
         self._settings = settings
@@ -116,14 +107,7 @@ class Run:
         self._parts = Parts()
         self._schedules: dict[Optimizer, Schedule | Factor] = {}
         self._engine: Engine | None = None
-        self._checkpoints: Checkpoints | None = None
-        self._found: Found | None = None  # by the first call of `steps`, until it is taken up
-        self._consumption = Consumption()
-        self._loader_state: Callable[[], Any] = dict  # its position after the last step
-        self._saving = _AT_THE_END
         self._is_save_asked = False
-        self._facts_to_save: dict[str, Any] = {}
-        self._saved: Progress | None = None  # at the latest save
         self.journal = Journal(
             None if folder is None else Path(folder),
             self.world,
@@ -131,6 +115,7 @@ class Run:
             trace=trace,
             force=resume == "force",
         )
+        self._continuity = Continuity(self.journal, self.world, self._parts, resume)
         seed_streams(key_of(self.seed, "weights"))
 
     @property
@@ -140,12 +125,12 @@ class Run:
     @property
     def step(self) -> int:
         """Updates completed."""
-        return self._progress.step
+        return self._continuity.progress.step
 
     @property
     def batches(self) -> int:
         """Global batches consumed."""
-        return self._progress.batches
+        return self._continuity.progress.batches
 
     def prepare(self, model: Module) -> Module:
         """The same module, on this rank's device, with rank 0's weights and buffers."""
@@ -257,12 +242,12 @@ class Run:
         context = self._start(loader, epochs, steps, saving)
         if context is None:
             return
-        progress = self._progress
+        progress = self._continuity.progress
+        per_epoch = _steps_per_epoch(loader)
         save_every = saving.in_steps(self.length(loader))
-        last_step = None if steps is None else progress.first_step + steps
         started = time.perf_counter()
         try:
-            for batch in self._batches(loader):
+            for batch in self._continuity.batches(loader):
                 fetched = time.perf_counter()
                 self._number = self.step + 1
                 self._current = step = Step(self._number, batch, context)
@@ -273,20 +258,17 @@ class Run:
                 finally:  # also where the loop is left by `break`; a step that nothing was done with is still to come
                     self._current = None
                     if step.is_begun or not is_left:
-                        progress.batches += 1
-                        self._consumption.take(loader, batch)
+                        self._continuity.consume(loader, batch)
                     progress.step += step.is_updated
-                progress.is_done = self.step == last_step or progress.batches == self._last_batch(loader)
+                progress.is_done = progress.is_at_its_end(per_epoch)
                 if step.is_updated:
                     self._after(step.number, fetched - started, time.perf_counter() - fetched)
-                    if save_every is not None and step.every(save_every):
-                        self._is_save_asked = True
-                if self._is_save_asked:
+                if self._is_save_asked or (save_every is not None and step.is_updated and step.every(save_every)):
                     self.save()
-                if self.step == self.stop_after and not progress.is_done:
-                    self._stop()
                 if progress.is_done:
                     break
+                if self.step == self.stop_after:
+                    self._continuity.stop()
                 started = time.perf_counter()
             progress.is_done = True
         except BaseException:  # the loop was left in the middle; `finish` or `close` may still be called
@@ -296,61 +278,18 @@ class Run:
     @property
     def is_saved(self) -> bool:
         """Is there a checkpoint of the current step, or one under way?"""
-        return self._saved is not None and self._saved.step == self.step
+        return self._continuity.is_saved
 
     def save(self, *, is_best: bool = False, **facts: Any) -> None:
         """Save the run as it is now, or in the body of a step, as it is after it. Training goes on meanwhile.
 
         `is_best` marks a checkpoint that stays until there is a better one. `facts` are for its manifest.
         """
-        if self._checkpoints is None:
-            return
         if self._current is not None and self._current.is_begun:
             self._is_save_asked = True
-            return
-        self._is_save_asked = False
-        self._saved = replace(self._progress)
-        self._checkpoints.save(
-            self.step,
-            {**self._parts.values(), LOADER: self._loader_state()},
-            {"position": self._progress.as_json(), **self._facts_to_save, **plain(facts)},
-            self._consumption,
-            retention=self._saving.retention,
-            is_best=is_best,
-        )
-
-    def _stop(self) -> NoReturn:
-        if not self.is_saved:
-            self.save()
-        if self._checkpoints is not None and not self._checkpoints.wait():
-            raise CheckpointError(f"step {self.step}, where the run was to stop, could not be saved")
-        raise Stopped(f"stopped after step {self.step}, as asked: the same command goes on from there")
-
-    def _batches(self, loader: Loader) -> Iterator[GlobalBatch]:
-        """Of this call of `steps`, from where the run is."""
-        progress = self._progress
-        if progress.asked_epochs is None:
-            batches = loader.batches(self.batches)
-        elif isinstance(loader, IterableLaneLoader):
-            batches = loader.batches(self.batches, epochs=progress.asked_epochs, first_epoch=progress.first_epoch)
         else:
-            batches = loader.batches(self.batches, self._last_batch(loader))
-        while True:
-            # A save before the next step must not say that its batch, which is fetched already, was consumed.
-            state = loader.state_dict()
-            self._loader_state = partial(_merged, state) if state else dict
-            batch = next(batches, None)
-            if batch is None:
-                return
-            if progress.first_epoch is None:
-                progress.first_epoch = batch.epoch
-            yield batch
-
-    def _last_batch(self, loader: Loader) -> int | None:
-        """How many the run will have consumed when this call ends, where that is known."""
-        if self._progress.asked_epochs is None or isinstance(loader, IterableLaneLoader):
-            return None
-        return self._progress.first_batch + self._progress.asked_epochs * len(loader)
+            self._is_save_asked = False
+            self._continuity.save(is_best=is_best, **facts)
 
     def length(self, loader: Loader, *, epochs: int | None = None, steps: int | None = None) -> RunLength:
         """What durations are counted in, and how many updates there will have been after so many more."""
@@ -406,12 +345,7 @@ class Run:
             names = dict.fromkeys(name for theirs in digests for name in theirs)
             name = next(name for name in names if len({theirs.get(name) for theirs in digests}) > 1)
             raise LockstepError(f"after step {self.step} the ranks differ in {name}: was it changed outside of a step?")
-        self._progress.is_done = True
-        if self._checkpoints is not None:
-            if self._saved != self._progress:
-                self.save(**facts)
-            if not self._checkpoints.wait():
-                raise CheckpointError(f"the run's end, step {self.step}, could not be saved")
+        self._continuity.finish(**facts)
         self.journal.events.emit("end", self.step, digest=own, **facts)
         self.close()
         return own
@@ -419,9 +353,7 @@ class Run:
     def close(self, *, abandon: bool = False) -> None:
         """Let go of the folder and of the other ranks; `abandon`: without waiting for them. `finish` does it too."""
         self._drop_engine(abandon=abandon)
-        if self._checkpoints is not None:
-            self._checkpoints.close(abandon=abandon)
-            self._checkpoints = None
+        self._continuity.close(abandon=abandon)
         self.journal.close()
 
     def _drop_engine(self, *, abandon: bool) -> None:
@@ -438,26 +370,15 @@ class Run:
         self._parts.look_again()
         self._drop_engine(abandon=False)
         self._make_scaler(loader)
-        self._saving = saving
-        self._open_folder(loader, epochs, steps)
-        found, self._found = self._found, None
-        if found is not None and found.facts["position"]["call"] > self._calls:
-            self._found = found  # an earlier attempt has been through this call
+        settings = self._settings or PlainSettings(numerics_of(self.options, loader))
+        self._continuity.open(settings, self._fingerprint(loader, self.length(loader, epochs=epochs, steps=steps)))
+        if not self._continuity.begin_call(self._calls, epochs, steps, saving):
             return None
-        if found is None:
-            self._progress.begin_call(self._calls, epochs, steps)
-        else:
-            self._progress = Progress.from_json(found.facts["position"])
-            if self._progress.call == self._calls:
-                self._progress.go_on(epochs, steps)
-            else:
-                self._progress.begin_call(self._calls, epochs, steps)
         length = self._length_of_call(loader)
-        self._facts_to_save = {"fingerprint": self._fingerprint(loader, length)}
-        if found is not None:
-            self._take_up(found, loader)
-        self._tell_start(loader, length, found)
-        if self._is_over(loader):
+        is_exact = self.options.determinism == "lockstep"
+        resumed = self._continuity.take_up(loader, self._fingerprint(loader, length), is_exact=is_exact)
+        self._tell_start(loader, length, resumed)
+        if self._continuity.progress.is_at_its_end(_steps_per_epoch(loader)):
             return None
         self._engine = make_engine(self.world, loader, list(self._parts.models.values()), self.options)
         return StepContext(
@@ -473,55 +394,17 @@ class Run:
             buffers=list(slots_of(self._parts.models.values())),
         )
 
-    def _open_folder(self, loader: Loader, epochs: int | None, steps: int | None) -> None:
-        """At the first call; then it is known what an earlier attempt has left."""
-        if self.journal.is_open:
-            return
-        facts = self._fingerprint(loader, self.length(loader, epochs=epochs, steps=steps))
-        self.journal.open(self._settings or PlainSettings(numerics_of(self.options, loader)), facts)
-        if self.journal.folder is not None:
-            self._checkpoints = Checkpoints(self.journal, self.journal.folder, self.world)
-            self._found = self._checkpoints.find()
-
     def _fingerprint(self, loader: Loader, length: RunLength) -> dict[str, Any]:
         schedules = list(self._schedules.values())
         return fingerprint_of(self.world, self.options, loader, self._parts, schedules, length)
 
-    def _take_up(self, found: Found, loader: Loader) -> None:
-        """Everything that an earlier attempt left, once it is sure that the answer stays the same."""
-        own = differences(found.facts["fingerprint"], self._facts_to_save["fingerprint"])
-        changed = list(dict.fromkeys(line for lines in all_gather_object(own) for line in lines))
-        if changed and self._resume == "auto":
-            text = f"{found.path} was made under other conditions:\n" + "\n".join(f"  {line}" for line in changed)
-            if self.options.determinism == "lockstep":
-                raise DriftError(
-                    f"{text}\ngoing on would change the answer: put them back, or accept that with --accept-drift "
-                    '(in a script: resume="accept-drift")'
-                )
-            if self.world.is_main:
-                logger.warning("%s", text)
-        values = dict(found.values)
-        loader.load_state_dict(values.pop(LOADER))
-        self._parts.load(values, keep_settings=self._resume == "force")
-        self._saved = replace(self._progress)
-
-    def _is_over(self, loader: Loader) -> bool:
-        """Was this call of `steps` through already?"""
-        progress = self._progress
-        last_batch = self._last_batch(loader)
-        return (
-            progress.is_done
-            or (last_batch is not None and progress.batches >= last_batch)
-            or (progress.asked_steps is not None and progress.step >= progress.first_step + progress.asked_steps)
-        )
-
     def _length_of_call(self, loader: Loader) -> RunLength:
-        progress = self._progress
+        progress = self._continuity.progress
         done = progress.step - progress.first_step
         length = self.length(loader, epochs=progress.asked_epochs, steps=progress.asked_steps)
         return length if length.total_steps is None else length._replace(total_steps=length.total_steps - done)
 
-    def _tell_start(self, loader: Loader, length: RunLength, found: Found | None) -> None:
+    def _tell_start(self, loader: Loader, length: RunLength, resumed: str | None) -> None:
         self.journal.events.emit(
             "start",
             self.step,
@@ -536,7 +419,7 @@ class Run:
             precision=self.options.precision,
             learning_rates=self._parts.learning_rates(),
             parameters=sum(parameter.numel() for parameter in self._parts.parameters_of(None)),
-            resumed=None if found is None else found.path,
+            resumed=resumed,
             **self._facts,
         )
 
@@ -549,11 +432,11 @@ class Run:
             optimizer: schedule.bind(length) if isinstance(schedule, Schedule) else schedule
             for optimizer, schedule in self._schedules.items()
         }
-        return Updater(self.options, self._parts.scaler, rates, list(self._parts.averages.values()))
+        averages = list(self._parts.averages.values())
+        return Updater(self.options, self._parts.scaler, rates, averages, self._continuity.before_update)
 
     def _after(self, step: int, data_s: float, compute_s: float) -> None:
-        if self._checkpoints is not None:
-            self._checkpoints.look()
+        self._continuity.look()
         if self.journal.is_tracing:
             self.journal.trace(step, self.state())
         if step % self.log_every == 0 and self.journal.folder is not None:
@@ -567,11 +450,6 @@ def _take_from_rank_0(tensor: Tensor) -> None:
     if tensor.numel():
         flat = tensor.detach().contiguous().reshape(-1)
         tensor.copy_(broadcast(flat.view(torch.uint8)).view(tensor.dtype).view(tensor.shape))
-
-
-def _merged(state: State) -> State:
-    """A stream's position over all ranks' lanes."""
-    return merge_states(all_gather_object(state))
 
 
 def _steps_per_epoch(loader: Loader) -> int | None:

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -89,12 +90,11 @@ class Step:
                 raise UserError("a second pass over the same model before step.update(): the first would be lost")
             earlier.finish()  # this one may need the buffers it leaves
         scaler = self._context.updater.scaler
-        pending = _Pending(self._context.engine.start_pass(parameters), parameters, number)
+        lane_pass = self._context.engine.start_pass(parameters, divide_late=scaler is not None)
+        pending = _Pending(lane_pass, parameters, number)
         if scaler is not None:
             pending.factor, pending.scale = scaler.factor, scaler.number
-        lane_pass = pending.lane_pass
-        if loss is not None and model is not None:
-            pending.replay = lambda: self._replayed(loss, model, pending)
+        pending.loss_function, pending.model = loss, model
         if self._context.updater.may_skip:
             pending.buffers = [_Kept.now(slot) for slot in self._context.buffers]
         for lane, data, size, weight in self.batch.lanes:
@@ -163,6 +163,9 @@ class Step:
         if update.is_made:
             return
         if not update.is_overflow:
+            for each in passes:
+                if each.loss_function is not None and each.model is not None:
+                    each.replay = partial(self._replayed, each.loss_function, each.model, each)
             with undisturbed_streams(cuda=True):  # lanes may be run again there, on each rank its own
                 self._context.investigator.report(self.number, passes)
         for each in reversed(passes):  # a later pass has begun with what an earlier one had left
@@ -242,7 +245,9 @@ class _Pending:
     number: int  # of the passes in this step
     factor: Tensor | None = None  # what fp16 losses were multiplied with; at the update it may be another already
     scale: float = 1.0  # the same as a number
-    replay: Replay | None = None
+    loss_function: Loss | None = None  # what was called with each lane's data, and
+    model: Models | None = None  # with what, where that is known
+    replay: Replay | None = None  # made when it is needed: it refers back to this, and such circles are freed late
     buffers: list[_Kept] = field(default_factory=list)
     is_finished: bool = False
 

@@ -21,11 +21,11 @@ from torch.utils.data import DataLoader
 
 from lockstep.config.duration import Duration, RunLength
 from lockstep.data.evaluation import EvaluationLoader
+from lockstep.data.foreign import Loader
 from lockstep.errors import UserError
 from lockstep.train.average import MovingAverage
 from lockstep.train.callbacks import Callback
 from lockstep.train.checkpoints import Saving
-from lockstep.train.consumption import Loader
 from lockstep.train.evaluation import Metrics
 from lockstep.train.own_loss import num_samples, own_loss
 from lockstep.train.run import Run

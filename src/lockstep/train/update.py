@@ -35,13 +35,16 @@ class Updater:
         scaler: LossScaler | None,
         rates: Mapping[Optimizer, Factor],
         averages: Sequence[MovingAverage],
+        before_update: Callable[[], None] = lambda: None,
     ) -> None:
+        """`before_update` is called before anything is changed."""
         self.scaler = scaler
         self._clip_norm = options.clip_norm
         self._looks = options.on_nonfinite != "ignore" or scaler is not None
         self.may_skip = options.on_nonfinite == "skip" or scaler is not None
         self._rates = rates
         self._averages = averages
+        self._before_update = before_update
         self._skipped_in_a_row = 0
 
     def apply(
@@ -52,12 +55,15 @@ class Updater:
         optimizers: Sequence[Optimizer],
     ) -> Update:
         """Make update `number`, unless something in it is not finite."""
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        gradients: list[Tensor] = []
+        if self._looks or self._clip_norm is not None:
+            gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         norm = None if self._clip_norm is None else global_norm(gradients)
         # A norm is finite only if all that went into it is.
         if self._looks and not all_finite([*loss_sums(), *(gradients if norm is None else [norm])]):
             return self._skip(number, norm)
         self._skipped_in_a_row = 0
+        self._before_update()
         if norm is not None and self._clip_norm is not None:
             scale_to_norm(gradients, norm, self._clip_norm)
         for optimizer in optimizers:

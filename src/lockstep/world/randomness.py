@@ -11,6 +11,12 @@ import torch
 _MASK = (1 << 64) - 1
 _NUMPY_SEED_BITS = (1 << 32) - 1
 
+# What `np.random.seed` and `random.seed` come down to. A lane of every step is seeded, between kernels that leave
+# nothing of Python in the processor's caches: there the way to them takes as long as they do.
+_seed_numpy = np.random.mtrand._rand.seed
+_python_stream = random._inst
+_seed_python = super(random.Random, _python_stream).seed
+
 
 def key_of(seed: int, *key: int | str) -> int:
     """A 63-bit number that depends on the seed and on every part of the key."""
@@ -41,8 +47,12 @@ def seed_streams(key: int) -> None:
 def seed_cpu_streams(key: int) -> None:
     """The same without the GPU's stream, for what happens off it."""
     torch.default_generator.manual_seed(key)  # 50 times faster than torch.manual_seed
-    np.random.seed(key & _NUMPY_SEED_BITS)
-    random.seed(key)
+    try:
+        _seed_numpy(key & _NUMPY_SEED_BITS)
+    except TypeError:  # the program has given numpy another kind of generator
+        np.random.seed(key & _NUMPY_SEED_BITS)
+    _seed_python(key)
+    _python_stream.gauss_next = None  # type: ignore[attr-defined]  # the second of a pair drawn before
 
 
 @contextmanager

@@ -46,9 +46,9 @@ def test_another_config_is_refused_with_the_difference(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "a")
     folder.claim(ResolvedSettings(config()), {}).release()
     before = {path: path.read_bytes() for path in folder.path.iterdir()}
-    with pytest.raises(UserError, match=r"another config.*--run\n  optim.lr: 0.001 → 0.003"):
+    with pytest.raises(UserError, match=r"another config.*--force\n  optim.lr: 0.001 → 0.003"):
         folder.claim(ResolvedSettings(config(lr=3e-3)), {})
-    with pytest.raises(UserError, match=r"another config.*--run\n  recipe: digits → other"):
+    with pytest.raises(UserError, match=r"another config.*--force\n  recipe: digits → other"):
         folder.claim(ResolvedSettings(config().model_copy(update={"recipe": "other"})), {})
     assert {path: path.read_bytes() for path in folder.path.iterdir()} == before
 

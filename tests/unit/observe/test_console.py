@@ -9,6 +9,7 @@ from lockstep.observe.console import PlainConsole, console_for, describe
 START: Event = {
     "t": 0.0,
     "attempt": 1,
+    "resumed": None,
     "step": 0,
     "kind": "start",
     "recipe": "digits",
@@ -48,7 +49,12 @@ def test_a_single_process_claims_no_process_group() -> None:
 
 
 def test_a_second_attempt_is_told() -> None:
-    assert "attempt 2" in "\n".join(describe(START | {"attempt": 2}))
+    assert "attempt 2: no checkpoint" in "\n".join(describe(START | {"attempt": 2}))
+
+
+def test_a_resumed_run_says_where_it_goes_on() -> None:
+    resumed = START | {"attempt": 2, "step": 40, "resumed": "runs/a/checkpoints/step-40"}
+    assert "resumed at step 40 from runs/a/checkpoints/step-40" in "\n".join(describe(resumed))
 
 
 def test_plain_lines_where_there_is_no_terminal() -> None:

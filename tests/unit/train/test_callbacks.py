@@ -1,5 +1,7 @@
 """Stopping early, keeping the best, and the points at which callbacks are called."""
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,13 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from lockstep.checkpoint.store import Store
 from lockstep.data.evaluation import EvaluationLoader
 from lockstep.errors import UserError
+from lockstep.events.event import Sink
 from lockstep.train.callbacks import Best, Callback, EarlyStopping, KeepBest
 from lockstep.train.run import Run
 from lockstep.train.step import Step
 from lockstep.train.trainer import Trainer
 from lockstep.world.world import World
+from tests.sinks import Kept
 
 DATA = TensorDataset(torch.arange(8.0).unsqueeze(1))
 
@@ -32,13 +37,20 @@ class Scripted:
         return {"score": (next(self.values), 1)}
 
 
-def train(values: list[float], callbacks: list[Callback], epochs: int = 6, **options: Any) -> Trainer:
-    run = Run(None, World())
+def train(
+    values: list[float],
+    callbacks: list[Callback],
+    epochs: int = 6,
+    folder: Path | None = None,
+    sinks: Sequence[Sink] = (),
+    **options: Any,
+) -> Trainer:
+    run = Run(folder, World(), sinks=sinks)
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     trainer = Trainer(model, optimizer, loss, Scripted(*values), callbacks=callbacks, run=run)
     trainer.train(run.loader(DATA, 4), EvaluationLoader(DATA, 8, run.world), epochs=epochs, **options)
-    run.close()
+    run.finish()
     return trainer
 
 
@@ -68,17 +80,19 @@ def test_a_nan_is_never_the_best() -> None:
     assert (best.step, best.value) == (2, -1.0)
 
 
-def test_the_best_is_saved_when_it_is_reached() -> None:
-    saved: list[int] = []
-    keep = KeepBest("score", "max", lambda trainer: saved.append(trainer.step))
-    train([1.0, 3.0, 2.0, 3.0, 4.0, 0.0], [keep])
-    assert saved == [2, 4, 10]
+def test_the_best_is_saved_when_it_is_reached(tmp_path: Path) -> None:
+    kept = Kept()
+    keep = KeepBest("score", "max")
+    train([1.0, 3.0, 2.0, 3.0, 4.0, 0.0], [keep], folder=tmp_path / "a", sinks=[kept])
+    saved = [(event["step"], event["is_best"]) for event in kept.of("checkpoint")]
+    assert saved == [(2, True), (4, True), (10, True), (12, False)]
     assert (keep.best.step, keep.best.value) == (10, 4.0)
+    assert Store(tmp_path / "a" / "checkpoints").best() == 10
 
 
 def test_a_metric_that_there_is_not_is_named_with_those_there_are() -> None:
     with pytest.raises(UserError, match="no metric 'accuracy' to judge by; known: score"):
-        train([1.0], [KeepBest("accuracy", "max", print)])
+        train([1.0], [KeepBest("accuracy", "max")])
 
 
 @pytest.mark.parametrize(("mode", "patience"), [("up", 1), ("max", 0)])

@@ -44,7 +44,8 @@ def test_a_folder_with_events_settings_and_the_digest(tmp_path: Path, capsys: py
     run = Run(tmp_path / "a", World(), seed=3, trace=True)
     train(run)
     events = list(read_lines(tmp_path / "a" / "events.jsonl"))
-    assert [(event["kind"], event["step"]) for event in events] == [("start", 0), ("step", 2), ("step", 4), ("end", 4)]
+    kinds = [(event["kind"], event["step"]) for event in events]
+    assert kinds == [("start", 0), ("step", 2), ("step", 4), ("checkpoint", 4), ("end", 4)]
     assert events[0]["lanes"] == 8
     assert events[0]["total_steps"] == 4
     assert events[-1]["digest"] == run.digest()
@@ -83,8 +84,8 @@ def test_the_loop_can_be_left_early_and_taken_up_again(tmp_path: Path) -> None:
     run.log(loss=1.0)
     run.finish()
     assert seen == [(number + 1, number) for number in range(6)]
-    last = list(read_lines(tmp_path / "a" / "events.jsonl"))[-2:]
-    assert [(event["kind"], event["step"]) for event in last] == [("step", 6), ("end", 6)]
+    last = list(read_lines(tmp_path / "a" / "events.jsonl"))[-3:]
+    assert [(event["kind"], event["step"]) for event in last] == [("step", 6), ("checkpoint", 6), ("end", 6)]
 
 
 def test_no_steps_are_none() -> None:

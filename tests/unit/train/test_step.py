@@ -1,5 +1,6 @@
 """One step on one process: what it computes, and what it says about misuse."""
 
+import gc
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -56,6 +57,39 @@ def test_gradient_and_loss_are_those_of_the_mean_over_all_lanes(lanes: int, dete
     step.update(setting.optimizer)
     torch.testing.assert_close(setting.gradient, setting.mean_gradient())
     assert step.loss == pytest.approx(F.mse_loss(setting.model(INPUTS), TARGETS).item())
+
+
+@pytest.mark.parametrize(("determinism", "lanes"), [("lockstep", 1), ("lockstep", 4), ("fast", 4)])
+def test_a_step_is_freed_at_once_with_its_batch(determinism: str, lanes: int) -> None:
+    """What refers to itself in a circle waits for the garbage collector, and its memory is not used again meanwhile."""
+    setting = Setting(lanes, determinism=determinism)
+    steps = iter(setting.run.open_steps(setting.loader, steps=4))
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            step = next(steps)
+            step.accumulate(squared, setting.model)
+            step.update(setting.optimizer)
+        del step
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
+
+
+def test_fast_mode_leaves_losses_the_size_that_the_fp16_scale_gives_them() -> None:
+    setting = Setting(2, determinism="fast", precision="fp16")
+    arrived: list[float] = []
+
+    def watched(model: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, int]:
+        loss_sum, count = squared(model, batch)
+        loss_sum.register_hook(lambda gradient: arrived.append(gradient.item()))
+        return loss_sum, count
+
+    for step in setting.run.open_steps(setting.loader, steps=2):
+        step.accumulate(watched, setting.model)
+        step.update(setting.optimizer)
+    assert len(arrived) == 4 and len(set(arrived)) == 1
 
 
 def test_a_loop_of_ones_own_is_the_same_as_the_function() -> None:

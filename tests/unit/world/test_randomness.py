@@ -1,6 +1,9 @@
+import random
+
+import numpy as np
 import torch
 
-from lockstep.world.randomness import key_of, stream
+from lockstep.world.randomness import key_of, seed_cpu_streams, stream, undisturbed_streams
 
 
 def test_a_key_names_one_stream() -> None:
@@ -12,3 +15,39 @@ def test_every_part_of_the_key_matters() -> None:
     keys = [key_of(7), key_of(8), key_of(7, 1), key_of(7, "1"), key_of(7, 1, 2), key_of(7, 12), key_of(71, 2)]
     assert len(set(keys)) == len(keys)
     assert all(0 <= key < 2**63 for key in keys)
+
+
+def drawn() -> list[float]:
+    """From every stream, both of a pair where they come in pairs."""
+    return [
+        *(random.random() for _ in range(3)),
+        *(random.gauss(0.0, 1.0) for _ in range(3)),
+        *np.random.random(3),
+        *np.random.standard_normal(3),
+        *torch.rand(3).tolist(),
+    ]
+
+
+def test_the_streams_are_seeded_as_their_own_functions_would() -> None:
+    key = key_of(7, "lane")
+    with undisturbed_streams():
+        torch.manual_seed(key)
+        np.random.seed(key & 0xFFFFFFFF)
+        random.seed(key)
+        expected = drawn()
+        for _ in range(2):  # the second time half a pair is left over from the first
+            seed_cpu_streams(key)
+            assert drawn() == expected
+
+
+def test_a_program_may_give_numpy_another_generator() -> None:
+    with undisturbed_streams():
+        own = np.random.get_bit_generator()
+        np.random.set_bit_generator(np.random.PCG64(1))
+        try:
+            seed_cpu_streams(5)
+            first = np.random.random(4).tolist()
+            seed_cpu_streams(5)
+            assert np.random.random(4).tolist() == first
+        finally:
+            np.random.set_bit_generator(own)

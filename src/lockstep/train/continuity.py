@@ -1,0 +1,178 @@
+"""What makes a run one run over several attempts: how far it has come, its checkpoints, and going on from them."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal, NoReturn
+
+from lockstep.checkpoint.contents import LOADER
+from lockstep.checkpoint.manifest import CheckpointError
+from lockstep.data.batch import GlobalBatch
+from lockstep.data.foreign import Loader
+from lockstep.data.iterable import IterableLaneLoader, merge_states
+from lockstep.data.streams import State
+from lockstep.errors import Stopped
+from lockstep.events.event import plain
+from lockstep.events.run_folder import Settings
+from lockstep.train.checkpoints import Checkpoints, Found, Saving
+from lockstep.train.consumption import Consumption
+from lockstep.train.drift import DriftError, differences
+from lockstep.train.journal import Journal
+from lockstep.train.parts import Parts
+from lockstep.train.progress import Progress
+from lockstep.world.objects import all_gather_object
+from lockstep.world.world import World
+
+Resume = Literal["auto", "accept-drift", "force"]
+
+logger = logging.getLogger("lockstep")
+
+
+class Continuity:
+    """Without a folder there is nothing to go on from, and `save` does nothing."""
+
+    def __init__(self, journal: Journal, world: World, parts: Parts, resume: Resume) -> None:
+        self.progress = Progress()
+        self._journal = journal
+        self._world = world
+        self._parts = parts
+        self._resume = resume
+        self._checkpoints: Checkpoints | None = None
+        self._found: Found | None = None  # until a call of `steps` takes it up
+        self._saving = Saving()
+        self._saved: Progress | None = None  # at the latest save
+        self._fingerprint: Mapping[str, Any] = {}
+        self._consumption = Consumption()
+        self._loader_state: Callable[[], Any] = dict  # its position after the last step
+
+    @property
+    def is_saved(self) -> bool:
+        """Is there a checkpoint of the current step, or one under way?"""
+        return self._saved is not None and self._saved.step == self.progress.step
+
+    def open(self, settings: Settings, fingerprint: Mapping[str, Any]) -> None:
+        """Claim the folder and see what an earlier attempt has left; once."""
+        if self._journal.is_open:
+            return
+        self._journal.open(settings, fingerprint)
+        if self._journal.folder is not None:
+            self._checkpoints = Checkpoints(self._journal, self._journal.folder, self._world)
+            self._found = self._checkpoints.find()
+
+    def begin_call(self, number: int, epochs: int | None, steps: int | None, saving: Saving) -> bool:
+        """The `number`-th call of `steps`: is there anything to do in it, or was an earlier attempt in a later one?"""
+        self._saving = saving
+        if self._found is not None:
+            saved = Progress.from_json(self._found.facts["position"])
+            if saved.call > number:
+                return False
+            self.progress = saved
+        if self._found is not None and self.progress.call == number:
+            self.progress.go_on(epochs, steps)
+        else:
+            self.progress.begin_call(number, epochs, steps)
+        return True
+
+    def take_up(self, loader: Loader, fingerprint: Mapping[str, Any], *, is_exact: bool) -> str | None:
+        """Load what was found, once it is sure that the answer stays the same; its path, if there was any."""
+        self._fingerprint = fingerprint
+        found, self._found = self._found, None
+        if found is None:
+            return None
+        self._check_drift(found, is_exact=is_exact)
+        values = dict(found.values)
+        loader.load_state_dict(values.pop(LOADER))
+        self._parts.load(values, keep_settings=self._resume == "force")
+        self._saved = replace(self.progress)
+        return found.path
+
+    def batches(self, loader: Loader) -> Iterator[GlobalBatch]:
+        """Of this call of `steps`, from where the run is."""
+        progress = self.progress
+        if progress.asked_epochs is None:
+            batches = loader.batches(progress.batches)
+        elif isinstance(loader, IterableLaneLoader):
+            batches = loader.batches(progress.batches, epochs=progress.asked_epochs, first_epoch=progress.first_epoch)
+        else:
+            batches = loader.batches(progress.batches, progress.last_batch(len(loader)))
+        while True:
+            # A save before the next step must not say that its batch, which is fetched already, was consumed.
+            state = loader.state_dict()
+            self._loader_state = partial(_merged, state) if state else dict
+            batch = next(batches, None)
+            if batch is None:
+                return
+            if progress.first_epoch is None:
+                progress.first_epoch = batch.epoch
+            yield batch
+
+    def consume(self, loader: Loader, batch: GlobalBatch) -> None:
+        self.progress.batches += 1
+        if self._checkpoints is not None:
+            self._consumption.take(loader, batch)
+
+    def save(self, *, is_best: bool = False, **facts: Any) -> None:
+        """Begin to save the run as it is between two steps."""
+        if self._checkpoints is None:
+            return
+        self._saved = replace(self.progress)
+        self._checkpoints.save(
+            self.progress.step,
+            {**self._parts.values(), LOADER: self._loader_state()},
+            {"position": self.progress.as_json(), "fingerprint": self._fingerprint, **plain(facts)},
+            self._consumption,
+            retention=self._saving.retention,
+            is_best=is_best,
+        )
+
+    def before_update(self) -> None:
+        if self._checkpoints is not None:
+            self._checkpoints.wait_for_copies()
+
+    def look(self) -> None:
+        """Say how a save went, if it has come to its end."""
+        if self._checkpoints is not None:
+            self._checkpoints.look()
+
+    def stop(self) -> NoReturn:
+        """End the attempt here, saved."""
+        self._make_sure("where the run was to stop")
+        raise Stopped(f"stopped after step {self.progress.step}, as asked: the same command goes on from there")
+
+    def finish(self, **facts: Any) -> None:
+        self.progress.is_done = True
+        self._make_sure("the run's end", **facts)
+
+    def close(self, *, abandon: bool) -> None:
+        if self._checkpoints is not None:
+            self._checkpoints.close(abandon=abandon)
+            self._checkpoints = None
+
+    def _make_sure(self, what: str, **facts: Any) -> None:
+        """That the run as it is now is on the disk."""
+        if self._checkpoints is None:
+            return
+        if self._saved != self.progress:
+            self.save(**facts)
+        if not self._checkpoints.wait():
+            raise CheckpointError(f"step {self.progress.step}, {what}, could not be saved")
+
+    def _check_drift(self, found: Found, *, is_exact: bool) -> None:
+        own = differences(found.facts["fingerprint"], self._fingerprint)
+        changed = list(dict.fromkeys(line for lines in all_gather_object(own) for line in lines))
+        if not changed or self._resume != "auto":
+            return
+        text = f"{found.path} was made under other conditions:\n" + "\n".join(f"  {line}" for line in changed)
+        if is_exact:
+            raise DriftError(
+                f"{text}\ngoing on would change the answer: put them back, or accept that with --accept-drift "
+                '(in a script: resume="accept-drift")'
+            )
+        if self._world.is_main:
+            logger.warning("%s", text)
+
+
+def _merged(state: State) -> State:
+    """A stream's position over all ranks' lanes."""
+    return merge_states(all_gather_object(state))

@@ -1,0 +1,305 @@
+"""The promise: a run interrupted at any step goes on, on any number of processes, to the same bits."""
+
+import random
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from lockstep.checkpoint.contents import digest_of
+from lockstep.checkpoint.store import Store
+from lockstep.data.evaluation import EvaluationLoader
+from lockstep.errors import Stopped
+from lockstep.testing import ranks
+from lockstep.train.callbacks import Callback, EarlyStopping, KeepBest
+from lockstep.train.checkpoints import Saving
+from lockstep.train.run import Run
+from lockstep.train.schedule import Schedule
+from lockstep.train.trainer import Trainer
+from lockstep.world.world import World
+from tests.contracts.workloads import WORKLOADS, Trained, train
+from tests.unit.data.test_iterable import Cursors, Lines, Plain
+
+LOADER = {"global_batch": 40, "lanes": 8}
+STEPS = 5
+RULES = {"average": "mean", "newest": "first", "high*": "max"}
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_every_workload_goes_on_from_every_step(name: str, tmp_path: Path) -> None:
+    """Saved on four processes, resumed on one, three and two."""
+    options = {"buffers": RULES} if name == "remembering" else {}
+    whole = train(World(), name, STEPS, LOADER, **options)
+    for stop, size in zip(range(1, STEPS), cycle([1, 3, 2]), strict=False):
+        folder = tmp_path / str(stop)
+        ranks(4).run(train, name, STEPS, LOADER, folder, stop_after=stop, **options)
+        rest = ranks(size).run(train, name, STEPS, LOADER, folder, **options)[0]
+        assert_same(rest, whole)
+        assert rest.losses == whole.losses[stop:]
+
+
+def assert_same(result: Trained, whole: Trained) -> None:
+    assert not [name for name in whole.tensors if result.tensors.get(name) != whole.tensors[name]]
+    assert result.digest == whole.digest
+
+
+class Noisy(Dataset[tuple[Tensor, int]]):
+    """Draws from every stream there is."""
+
+    def __len__(self) -> int:
+        return 45
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.full((6,), index / 45) + torch.randn(6) + random.random(), index % 3
+
+
+class Curriculum:
+    """What a user's own object may hold: numbers, text, tensors, a random state."""
+
+    def __init__(self) -> None:
+        self.difficulty = 0.1
+        self.seen = torch.zeros(3)
+        self.draws = random.Random(5)
+
+    def advance(self) -> None:
+        self.difficulty *= 1.0 + self.draws.random()
+        self.seen += self.difficulty
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"difficulty": self.difficulty, "seen": self.seen, "draws": self.draws.getstate()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.difficulty, self.seen = state["difficulty"], state["seen"]
+        self.draws.setstate(state["draws"])
+
+
+def loss(model: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, int]:
+    inputs, labels = batch
+    return F.cross_entropy(model(inputs), labels, reduction="sum"), len(labels)
+
+
+class Ended(NamedTuple):
+    digest: str
+    difficulty: float
+    rates: list[float]
+
+
+def train_all(world: World, folder: Path | None, stop_after: int | None, workers: int = 0, **options: Any) -> Ended:
+    """Everything that has state: momentum, schedule, clipping, average, loss scale, batch norm, a curriculum."""
+    torch.set_num_threads(1)
+    run = Run(folder, world, seed=2, clip_norm=0.5, sinks=[], **options)
+    run.stop_after = stop_after
+    model = run.prepare(nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Linear(16, 3)))
+    optimizer = run.optimizer(
+        model, lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9), Schedule.cosine(warmup=3, final=0.1)
+    )
+    run.average(model, 0.9)
+    curriculum = Curriculum()
+    run.keep("curriculum", curriculum)
+    loader = run.loader(Noisy(), 16, lanes=4, tail="drop", workers=workers)
+    rates = []
+    try:
+        for step in run.open_steps(loader, epochs=4):  # of two steps
+            step.accumulate(loss, model)
+            step.update(optimizer)
+            curriculum.advance()
+            rates.append(optimizer.param_groups[0]["lr"])
+        run.finish()
+    except Stopped:
+        run.close()
+    return Ended(run.digest(), curriculum.difficulty, rates)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_everything_at_once_from_every_step(precision: str, tmp_path: Path) -> None:
+    whole = train_all(World(), None, None, precision=precision)
+    for stop in range(1, 8):
+        train_all(World(), tmp_path / str(stop), stop, precision=precision)
+        rest = train_all(World(), tmp_path / str(stop), None, precision=precision)
+        assert rest == whole._replace(rates=whole.rates[stop:])
+
+
+STOPS = st.lists(st.integers(1, 7), max_size=3, unique=True).map(sorted)
+
+
+@settings(max_examples=12, deadline=None)
+@given(data=st.data(), stops=STOPS)
+def test_any_stops_any_number_of_processes_and_workers(data: st.DataObject, stops: list[int]) -> None:
+    whole = _whole()
+    with tempfile.TemporaryDirectory() as folder:
+        for stop in [*stops, None]:
+            size, workers = data.draw(st.sampled_from([1, 2, 3, 4])), data.draw(st.sampled_from([0, 0, 0, 1, 2]))
+            ended = ranks(size).run(train_all, Path(folder, "run"), stop, workers)[0]
+    assert (ended.digest, ended.difficulty) == (whole.digest, whole.difficulty)
+
+
+def _whole(known: dict[str, Ended] = {}) -> Ended:  # noqa: B006  (trained once for all examples)
+    if not known:
+        known["whole"] = train_all(World(), None, None)
+    return known["whole"]
+
+
+def test_the_digest_of_a_checkpoint_is_that_of_the_run(tmp_path: Path) -> None:
+    ended = train_all(World(), tmp_path / "run", 3, precision="fp16")
+    assert digest_of(Store(tmp_path / "run" / "checkpoints").load(3).values) == ended.digest
+
+
+STREAMS = {"lanes": lambda: Lines(lengths={0: 9, 1: 4, 2: 5, 3: 7}), "cursors": Cursors, "plain": lambda: Plain(21)}
+
+
+def train_stream(
+    world: World, kind: str, folder: Path | None, stop_after: int | None, workers: int = 0, **length: int
+) -> tuple[str, list[list[float]]]:
+    torch.set_num_threads(1)
+    run = Run(folder, world, seed=4, sinks=[])
+    run.stop_after = stop_after
+    model = run.prepare(nn.Linear(1, 1))
+    optimizer = run.optimizer(model, lambda params: torch.optim.Adam(params, lr=0.1))
+    seen: list[list[float]] = []
+
+    def squares(model: nn.Module, batch: Tensor) -> tuple[Tensor, int]:
+        seen[-1] += batch.tolist()
+        return (model(batch.float().unsqueeze(1) / 1000) ** 2).sum(), len(batch)
+
+    try:
+        for step in run.open_steps(run.loader(STREAMS[kind](), 8, lanes=4, tail="short", workers=workers), **length):
+            seen.append([])
+            step.accumulate(squares, model)
+            step.update(optimizer)
+        run.finish()
+    except Stopped:
+        run.close()
+    return run.digest(), seen
+
+
+@pytest.mark.parametrize("length", [{"epochs": 2}, {"steps": 7}], ids=["epochs", "steps"])
+@pytest.mark.parametrize("kind", STREAMS)
+def test_a_stream_goes_on_in_the_middle_of_an_epoch(kind: str, length: dict[str, int], tmp_path: Path) -> None:
+    whole, seen = train_stream(World(), kind, None, None, **length)
+    for stop, (before, after, workers) in zip(range(1, len(seen) + 1), cycle([(1, 1, 0), (3, 2, 0), (2, 1, 2)])):
+        folder = tmp_path / str(stop)
+        ranks(before).run(train_stream, kind, folder, stop, workers, **length)
+        digest, rest = ranks(after).run(train_stream, kind, folder, None, workers, **length)[0]
+        assert digest == whole, f"stopped after {stop}"
+        assert len(rest) == len(seen) - stop
+        if after == 1:
+            assert rest == seen[stop:]
+
+
+class Told(NamedTuple):
+    digest: str
+    history: list[dict[str, Any]]
+    best: int | None
+    steps: list[int]  # made in this attempt
+
+
+class Steps(Callback):
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+
+    def on_step(self, trainer: Trainer, step: Any) -> None:
+        self.numbers.append(step.number)
+
+
+def accuracy(model: nn.Module, batch: Sequence[Tensor]) -> dict[str, tuple[Tensor, int]]:
+    inputs, labels = batch
+    return {"accuracy": ((model(inputs).argmax(1) == labels).sum(), len(labels))}
+
+
+def train_with_a_trainer(
+    world: World, folder: Path | None, stop_after: int | None, evaluate_every: str, patience: int = 100, **length: int
+) -> Told:
+    torch.set_num_threads(1)
+    run = Run(folder, world, seed=6, sinks=[])
+    run.stop_after = stop_after
+    model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3))
+    steps = Steps()
+    keep_best = KeepBest("accuracy", "max")
+    callbacks = [steps, keep_best, EarlyStopping("accuracy", "max", patience)]
+    trainer = Trainer(
+        model, torch.optim.AdamW(model.parameters(), lr=0.02), loss, accuracy, callbacks=callbacks, run=run
+    )
+    trainer.average = run.average(trainer.model, 0.9)
+    loader = run.loader(Noisy(), 16, lanes=4, tail="short")
+    test = EvaluationLoader(Noisy(), 16, world)
+    saving = Saving(2, keep=2)
+    try:
+        trainer.train(loader, test, evaluate_every=evaluate_every, saving=saving, **length)
+        run.finish()
+    except Stopped:
+        run.close()
+    best = None if folder is None else Store(folder / "checkpoints").best()
+    assert best in (None, keep_best.best.step)
+    return Told(run.digest(), trainer.history, best, steps.numbers)
+
+
+@pytest.mark.parametrize("evaluate_every", ["1 epoch", "2 steps", "5 steps"])
+def test_a_trainer_goes_on_as_if_nothing_had_been(evaluate_every: str, tmp_path: Path) -> None:
+    """History, best model, evaluations between two epochs: the same, whenever it was stopped."""
+    whole = train_with_a_trainer(World(), tmp_path / "whole", None, evaluate_every, epochs=3)
+    assert whole.best is not None
+    for stop in range(1, 9):
+        folder = tmp_path / str(stop)
+        first = train_with_a_trainer(World(), folder, stop, evaluate_every, epochs=3)
+        rest = ranks(2).run(train_with_a_trainer, folder, None, evaluate_every, epochs=3)[0]
+        assert first.steps + rest.steps == whole.steps
+        assert rest._replace(steps=[]) == whole._replace(steps=[]), f"stopped after {stop}"
+
+
+def test_patience_is_remembered_and_a_stopped_run_stays_stopped(tmp_path: Path) -> None:
+    whole = train_with_a_trainer(World(), tmp_path / "whole", None, "2 steps", patience=2, steps=60)
+    assert len(whole.steps) < 60, "it was to stop early"
+    train_with_a_trainer(World(), tmp_path / "a", len(whole.steps) - 1, "2 steps", patience=2, steps=60)
+    rest = train_with_a_trainer(World(), tmp_path / "a", None, "2 steps", patience=2, steps=60)
+    assert rest._replace(steps=[]) == whole._replace(steps=[])
+    again = train_with_a_trainer(World(), tmp_path / "a", None, "2 steps", patience=2, steps=60)
+    assert again == rest._replace(steps=[])
+
+
+def test_a_finished_run_has_nothing_left_to_do_unless_more_is_asked_for(tmp_path: Path) -> None:
+    whole = train_with_a_trainer(World(), tmp_path / "a", None, "1 epoch", epochs=2)
+    again = train_with_a_trainer(World(), tmp_path / "a", None, "1 epoch", epochs=2)
+    assert again == whole._replace(steps=[])
+    longer = train_with_a_trainer(World(), tmp_path / "a", None, "1 epoch", epochs=3)
+    in_one_go = train_with_a_trainer(World(), tmp_path / "b", None, "1 epoch", epochs=3)
+    assert longer == in_one_go._replace(steps=in_one_go.steps[len(whole.steps) :])
+
+
+def train_in_two_parts(world: World, folder: Path | None, stop_after: int | None) -> tuple[str, list[int]]:
+    """A loop, then another with other data."""
+    run = Run(folder, world, seed=1, sinks=[])
+    run.stop_after = stop_after
+    model = run.prepare(nn.Linear(6, 3))
+    optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9))
+    made = []
+
+    def steps() -> Iterator[Any]:
+        yield from run.open_steps(run.loader(Noisy(), 16, lanes=4), steps=3)
+        yield from run.open_steps(run.loader(Noisy(), 8, lanes=2), epochs=1)
+
+    try:
+        for step in steps():
+            step.accumulate(loss, model)
+            step.update(optimizer)
+            made.append(step.number)
+        run.finish()
+    except Stopped:
+        run.close()
+    return run.digest(), made
+
+
+def test_a_script_with_two_loops_goes_on_in_the_right_one(tmp_path: Path) -> None:
+    whole, made = train_in_two_parts(World(), None, None)
+    for stop in range(1, len(made) + 1):
+        first = train_in_two_parts(World(), tmp_path / str(stop), stop)[1]
+        digest, rest = train_in_two_parts(World(), tmp_path / str(stop), None)
+        assert (digest, first + rest) == (whole, made)

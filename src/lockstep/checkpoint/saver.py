@@ -79,6 +79,7 @@ class Saver:
         self._num_saves = 0
         self._staging = Staging()
         self._under_way: Future[Outcome] | None = None
+        self._thread = threading.Thread()
         self._group = _own_group(world)
         # Only ranks of rank 0's machine: others may not see its disk.
         nodes = all_gather_object(world.node)
@@ -107,7 +108,8 @@ class Saver:
                 future.set_result(Outcome(content.step, None, f"{type(error).__name__}: {error}", 0, 0.0))
 
         # A daemon: a rank that fails must be able to leave, even while this waits for one that will never answer.
-        threading.Thread(target=work, name="lockstep-save", daemon=True).start()
+        self._thread = threading.Thread(target=work, name="lockstep-save", daemon=True)
+        self._thread.start()
 
     def wait_for_copies(self) -> None:
         """Before an update: until nothing that it changes is still to be copied."""
@@ -120,7 +122,11 @@ class Saver:
     def wait(self) -> Outcome | None:
         """Wait for the save under way, if there is one."""
         future, self._under_way = self._under_way, None
-        return None if future is None else future.result()
+        if future is None:
+            return None
+        outcome = future.result()
+        self._thread.join()  # Python aborts if it ends while a thread lets go of tensors
+        return outcome
 
     def close(self, *, abandon: bool = False) -> None:
         """`abandon`: wait for nobody; a save under way is then committed or not, as it happens."""

@@ -88,6 +88,8 @@ def kill_everywhere(scenario: Scenario, folder: Path, every: int) -> dict[str, A
         shutil.copytree(before, run)
         was_killed = follow(lambda: scenario.save(run), run, kill_before=len(found) * every).was_killed
         found.append(_examine(run, scenario))
+        Store(run / "checkpoints").tidy()
+        assert _examine(run, scenario) == found[-1], "clearing up has changed what is there"
         _go_on(run, scenario)
         shutil.rmtree(run)
     assert found[-1] == "new", "the save that nobody killed is not there"
@@ -150,9 +152,8 @@ def _words(store: Store, step: int) -> str:
 
 
 def _go_on(run: Path, scenario: Scenario) -> None:
-    """As the next process would: clear up, and save."""
+    """As the next process would, which finds no leftovers: save."""
     store = Store(run / "checkpoints")
-    store.tidy()
     if store.folder.exists():
         names = {path.name for path in store.folder.iterdir()}
         assert names <= {"LATEST", "BEST", *(f"step-{step}" for step in store.steps())}, names

@@ -120,6 +120,9 @@ def test_a_full_disk(small_disk: Path, digest: str, caplog: pytest.LogCaptureFix
     assert told, "not a word of a disk that is full"
     assert all("No space left on device" in text for text in told)
     assert all(text.startswith(("step 3", "step 4")) for text in told)
+    for step, newest in zip((3, 4), found, strict=True):
+        is_told_lost = any(text.startswith(f"step {step} could not be saved, and training goes on:") for text in told)
+        assert is_told_lost == (newest < step)
     assert [text for text in warnings(caplog) if "lines are being lost" in text] in (
         [],
         [f"{run}/events.jsonl: lines are being lost: No space left on device"],

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from lockstep.engine.trace import first_difference
     from lockstep.train.average import MovingAverage
     from lockstep.train.callbacks import Callback, EarlyStopping, KeepBest
+    from lockstep.train.checkpoints import Saving
     from lockstep.train.model_registry import get_model, register_model
     from lockstep.train.nonfinite import NonFiniteError
     from lockstep.train.optimizer import parameter_groups, scaled_lr
@@ -52,6 +53,7 @@ _HOME = {
     "MovingAverage": "train.average",
     "NonFiniteError": "train.nonfinite",
     "Run": "train.run",
+    "Saving": "train.checkpoints",
     "Schedule": "train.schedule",
     "Step": "train.step",
     "Trainer": "train.trainer",
@@ -95,6 +97,7 @@ __all__ = [
     "MovingAverage",
     "NonFiniteError",
     "Run",
+    "Saving",
     "Schedule",
     "Step",
     "Trainer",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 import typer
 
 from lockstep import __version__
+from lockstep.commands import ckpt
 from lockstep.config import environment
 from lockstep.errors import EXIT_FAILED, EXIT_STOPPED, LockstepError, UserError, complain
 from lockstep.launcher.start import LaunchPlan, check_target, start
@@ -30,6 +31,8 @@ app = typer.Typer(
         "token_normalize_func": lambda name: name.replace("_", "-"),
     },
 )
+
+app.add_typer(ckpt.app)
 
 # torchrun's options, by the same names.
 Nproc = Annotated[

@@ -3,7 +3,7 @@
 import random
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import cycle
+from itertools import cycle, repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -131,14 +131,37 @@ def test_everything_at_once_from_every_step(precision: str, tmp_path: Path) -> N
 STOPS = st.lists(st.integers(1, 7), max_size=3, unique=True).map(sorted)
 
 
-@settings(max_examples=12, deadline=None)
-@given(data=st.data(), stops=STOPS)
-def test_any_stops_any_number_of_processes_and_workers(data: st.DataObject, stops: list[int]) -> None:
-    whole = _whole()
+SIZES = st.sampled_from([1, 2, 3, 4])
+
+
+def interrupted(stops: list[int], sizes: Iterator[int], workers: Iterator[int]) -> Ended:
     with tempfile.TemporaryDirectory() as folder:
         for stop in [*stops, None]:
-            size, workers = data.draw(st.sampled_from([1, 2, 3, 4])), data.draw(st.sampled_from([0, 0, 0, 1, 2]))
-            ended = ranks(size).run(train_all, Path(folder, "run"), stop, workers)[0]
+            ended = ranks(next(sizes)).run(train_all, Path(folder, "run"), stop, next(workers))[0]
+    return ended
+
+
+@settings(max_examples=20, deadline=None)
+@given(stops=STOPS, sizes=st.lists(SIZES, min_size=4, max_size=4))
+def test_any_stops_on_any_numbers_of_processes(stops: list[int], sizes: list[int]) -> None:
+    ended, whole = interrupted(stops, iter(sizes), repeat(0)), _whole()
+    assert (ended.digest, ended.difficulty) == (whole.digest, whole.difficulty)
+
+
+def test_another_number_of_workers() -> None:
+    ended, whole = interrupted([2, 5], iter([1, 2, 1]), iter([2, 0, 1])), _whole()
+    assert (ended.digest, ended.difficulty) == (whole.digest, whole.difficulty)
+
+
+@pytest.mark.slow
+@settings(max_examples=10, deadline=None)
+@given(
+    stops=STOPS,
+    sizes=st.lists(SIZES, min_size=4, max_size=4),
+    workers=st.lists(st.integers(0, 2), min_size=4, max_size=4),
+)
+def test_any_stops_processes_and_workers(stops: list[int], sizes: list[int], workers: list[int]) -> None:
+    ended, whole = interrupted(stops, iter(sizes), iter(workers)), _whole()
     assert (ended.digest, ended.difficulty) == (whole.digest, whole.difficulty)
 
 
@@ -185,7 +208,7 @@ def train_stream(
 @pytest.mark.parametrize("kind", STREAMS)
 def test_a_stream_goes_on_in_the_middle_of_an_epoch(kind: str, length: dict[str, int], tmp_path: Path) -> None:
     whole, seen = train_stream(World(), kind, None, None, **length)
-    for stop, (before, after, workers) in zip(range(1, len(seen) + 1), cycle([(1, 1, 0), (3, 2, 0), (2, 1, 2)])):
+    for stop, (before, after, workers) in zip(range(1, len(seen) + 1), cycle([(1, 1, 0), (3, 2, 0), (2, 1, 0)])):
         folder = tmp_path / str(stop)
         ranks(before).run(train_stream, kind, folder, stop, workers, **length)
         digest, rest = ranks(after).run(train_stream, kind, folder, None, workers, **length)[0]
@@ -193,6 +216,14 @@ def test_a_stream_goes_on_in_the_middle_of_an_epoch(kind: str, length: dict[str,
         assert len(rest) == len(seen) - stop
         if after == 1:
             assert rest == seen[stop:]
+
+
+def test_a_stream_goes_on_with_another_number_of_workers(tmp_path: Path) -> None:
+    whole, _ = train_stream(World(), "lanes", None, None, steps=7)
+    train_stream(World(), "lanes", tmp_path / "a", 3, 2, steps=7)
+    assert train_stream(World(), "lanes", tmp_path / "a", None, 0, steps=7)[0] == whole
+    train_stream(World(), "lanes", tmp_path / "b", 3, 0, steps=7)
+    assert train_stream(World(), "lanes", tmp_path / "b", None, 1, steps=7)[0] == whole
 
 
 class Told(NamedTuple):

@@ -27,10 +27,10 @@ def line_of(manifest: Manifest) -> Line:
     return {"commit": manifest.commit, "step": manifest.step, **ledger}
 
 
-def write_line(path: Path, manifest: Manifest, store: Store) -> None:
+def write_line(path: Path, manifest: Manifest, store: Store | None = None) -> None:
     """Append a commit's line, unless it is there, and bring it to the disk: its checkpoint is pruned some day.
 
-    Before it come those of the commits that it has grown from, if a full disk kept them out; `store` has them still.
+    Before it come those of the commits that it has grown from, if a full disk kept them out and `store` has them still.
     """
     known = {line.get("commit") for line in read_ledger(path)}
     lines: list[Line] = []
@@ -39,7 +39,7 @@ def write_line(path: Path, manifest: Manifest, store: Store) -> None:
         lines.insert(0, line_of(next_one))
         known.add(next_one.commit)
         parent = lines[0].get("parent")
-        next_one = None if parent is None or parent in known else store.find(parent)
+        next_one = None if store is None or parent is None or parent in known else store.find(parent)
     if lines:
         _append(path, b"".join(json.dumps(line, allow_nan=False).encode() + b"\n" for line in lines))
 

@@ -133,7 +133,7 @@ class Store:
 
         There may be later ones, damaged and passed over when the run resumed: those do not make `newest` older.
         """
-        best = next(filter(self.says_best, self.steps()), None)
+        best = self.readable_best()
         for age, step in enumerate(step for step in self.steps() if step <= newest):
             if not retention.stays(age, step) and step != best:
                 disk.remove_folder(self.path(step))
@@ -148,11 +148,17 @@ class Store:
                 if self.manifest(step).is_best:
                     return step
             except CheckpointError:
+                if not self.path(step).exists():
+                    continue  # a run that is going on has just removed it, and never removes the best
                 named = self._named_best()
                 if named is None:
                     raise
                 return named
         return None
+
+    def readable_best(self) -> int | None:
+        """The newest that can be read and says so: for those who can live with a damaged best that they miss."""
+        return next(filter(self.says_best, self.steps()), None)
 
     def says_best(self, step: int, commit: str | None = None) -> bool:
         """Does a checkpoint, or that very commit of it, say that it was the best when it was saved?"""

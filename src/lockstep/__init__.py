@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from lockstep.data.dataloaders import create_dataloaders_distributed
     from lockstep.data.sampler import DistributedSampler
     from lockstep.engine.digest import digest, state_of
-    from lockstep.engine.trace import first_difference
+    from lockstep.events.trace import first_difference
     from lockstep.train.average import MovingAverage
     from lockstep.train.callbacks import Callback, EarlyStopping, KeepBest
     from lockstep.train.checkpoints import Saving
@@ -67,7 +67,7 @@ _HOME = {
     "cleanup_distributed": "world.setup",
     "create_dataloaders_distributed": "data.dataloaders",
     "digest": "engine.digest",
-    "first_difference": "engine.trace",
+    "first_difference": "events.trace",
     "gather": "world.collectives",
     "gather_object": "world.objects",
     "get_model": "train.model_registry",

@@ -1,7 +1,10 @@
 """The `lockstep` command. Heavy imports stand inside the commands: `--help` answers at once and loads no torch."""
 
+import json
+import shutil
 import signal
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
@@ -137,6 +140,41 @@ def run(
     _run_here(target)
 
 
+@app.command()
+def verify(
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML file, or a built-in recipe's name.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="key=value", help="Settings by dotted path: optim.lr=1e-3")
+    ] = None,
+    nproc: Annotated[
+        int, typer.Option("-n", "--nproc-per-node", metavar="N", min=2, help="Processes to compare one with.")
+    ] = 2,
+    steps: Annotated[int, typer.Option("--steps", metavar="S", min=2, help="Steps of each run.")] = 8,
+    keep: Annotated[
+        Path | None, typer.Option("--keep", metavar="DIR", help="Leave the runs there; else only if they differ.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the verdict alone, as JSON.")] = False,
+) -> None:
+    """Is it the same, bit for bit, on one process, on N, and after a stop and a resume?
+
+    \b
+    lockstep verify digits -n 4
+    lockstep verify mine.yaml optim.lr=1e-3 --steps 20
+
+    Runs the config four times and compares every step; names the first step, phase and tensor that differ. Exit code 0:
+    the same; 3: different.
+    """
+    from lockstep.observe.verification import check_settings
+    from lockstep.recipes.registry import load_recipe
+
+    if environment.role(nproc_given=False) == "worker":
+        raise UserError("lockstep verify starts its processes itself: start it once, without a launcher")
+    changes = overrides or []
+    _, settings = load_recipe(config, changes)
+    check_settings(settings)
+    raise typer.Exit(_verify_in(keep, config, changes, nproc, steps, as_json))
+
+
 class StopRequested(BaseException):
     """Raised by SIGINT and SIGTERM. Not a KeyboardInterrupt: the argument parser would swallow that."""
 
@@ -204,6 +242,37 @@ def _train_here(
         train_recipe(recipe, settings, world, RunFolder(folder), sinks, resume=resume, stop_after=stop_after)
     finally:
         cleanup_distributed()
+
+
+def _verify_in(keep: Path | None, config: str, changes: list[str], nproc: int, steps: int, as_json: bool) -> int:
+    """In a folder that is gone afterwards, unless it is the user's or there is something to see in it."""
+    from lockstep.observe.verification import verify
+
+    if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
+        raise UserError(f"--keep {keep}: expected a folder that is new or empty")
+    folder = Path(tempfile.mkdtemp(prefix="lockstep-verify-")) if keep is None else keep
+    folder.mkdir(parents=True, exist_ok=True)
+    is_kept = keep is not None
+
+    def tell(line: str) -> None:
+        if not as_json:
+            print(line, flush=True)
+
+    try:
+        verdict = verify(config, changes, processes=nproc, steps=steps, folder=folder, tell=tell)
+        is_kept = is_kept or verdict.parted is not None
+    finally:
+        if not is_kept:
+            shutil.rmtree(folder)
+    if as_json:
+        print(json.dumps({**verdict.as_json(), "folder": str(folder) if is_kept else None}, indent=1))
+    if verdict.failure is not None:
+        print(verdict.failure.text, file=sys.stderr, flush=True)
+    for line in verdict.lines():
+        tell(line)
+    if is_kept:
+        tell(f"the runs are in {folder}")
+    return verdict.exit_code
 
 
 def _plan(

@@ -27,7 +27,7 @@ finally:
 
 def test_the_command_lists_its_commands() -> None:
     text = help_of()
-    for name in COMMANDS:
+    for name in [*COMMANDS, "verify"]:
         assert f" {name} " in text
 
 
@@ -37,6 +37,12 @@ def test_launch_options_have_torchruns_names(command: str) -> None:
     for option in ("-n", "--nproc-per-node", "--nnodes", "--node-rank", "--master-addr", "--master-port"):
         assert option in text
     assert f"lockstep {command}" in text, "an example to start from"
+
+
+def test_verify_says_what_it_does() -> None:
+    text = help_of("verify")
+    for part in ("-n", "--steps", "--keep", "--json", "lockstep verify digits -n 4", "Exit code 0"):
+        assert part in text
 
 
 def test_version() -> None:

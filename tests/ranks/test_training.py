@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.checkpoint.store import save_checkpoint
+from lockstep.checkpoint import saver
+from lockstep.checkpoint.manifest import StoredFile
 from lockstep.config.schema import BatchConfig, Config
 from lockstep.errors import UserError
 from lockstep.events.run_folder import RunFolder
 from lockstep.recipes.digits.recipe import Digits, DigitsConfig
 from lockstep.recipes.registry import load_recipe
 from lockstep.testing import RanksFailed, ranks
-from lockstep.train import job
 from lockstep.train.job import global_batch, train_recipe
 from lockstep.train.trainer import Trainer
 from lockstep.world.world import World
@@ -118,16 +118,18 @@ def test_ranks_start_equal_then_draw_their_own_and_all_of_it_again_from_the_same
 
 
 def finish_after_a_slow_save(world: World, folder: str) -> bool:
-    def slowly(*arguments: Any, **options: Any) -> Path:
-        time.sleep(0.5)
-        return save_checkpoint(*arguments, **options)
+    write_tensors = saver.write_tensors
 
-    job.save_checkpoint = slowly
+    def slowly(*arguments: Any) -> StoredFile:
+        time.sleep(0.3)
+        return write_tensors(*arguments)
+
+    saver.write_tensors = slowly
     try:
         recipe, config = load_recipe("digits", ["quick=true"])
         train_recipe(recipe, config, world, RunFolder(Path(folder)), [])
     finally:
-        job.save_checkpoint = save_checkpoint
+        saver.write_tensors = write_tensors
     return (Path(folder) / "checkpoints" / "LATEST").exists()
 
 

@@ -79,11 +79,11 @@ class Saver:
         self._num_saves = 0
         self._staging = Staging()
         self._under_way: Future[Outcome] | None = None
-        self._thread = threading.Thread()
+        self._thread: threading.Thread | None = None
         self._group = _own_group(world)
-        # Only ranks of rank 0's machine: others may not see its disk.
-        nodes = all_gather_object(world.node)
-        self._writers = [rank for rank, node in enumerate(nodes) if node == nodes[0]]
+        # Only ranks that see the same folder as rank 0, on the same disk: another machine may have one of its own.
+        places = all_gather_object([world.node, *_identity(folder.parent)])
+        self._writers = [rank for rank, place in enumerate(places) if place == places[0]]
 
     def save(
         self, content: Content, retention: Retention, after_commit: Callable[[Manifest], None] | None = None
@@ -122,10 +122,10 @@ class Saver:
     def wait(self) -> Outcome | None:
         """Wait for the save under way, if there is one."""
         future, self._under_way = self._under_way, None
-        if future is None:
+        if future is None or self._thread is None:
             return None
         outcome = future.result()
-        self._thread.join()  # Python aborts if it ends while a thread lets go of tensors
+        self._thread.join()  # it still lets go of tensors; in a process that ends meanwhile, that aborts it
         return outcome
 
     def close(self, *, abandon: bool = False) -> None:
@@ -262,6 +262,15 @@ def _own_group(world: World) -> dist.ProcessGroup | None:
         return None
     group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timedelta(seconds=world.timeout_s))
     return group
+
+
+def _identity(folder: Path) -> list[int]:
+    """What tells one folder from another of the same name; nothing, where there is none."""
+    try:
+        found = folder.stat()
+    except OSError:
+        return []
+    return [found.st_dev, found.st_ino]
 
 
 def _share_out(sizes: Mapping[str, int], writers: Sequence[int]) -> dict[str, int]:

@@ -3,10 +3,12 @@
 It does not depend on the order of dictionaries, on the device or on the number of ranks.
 """
 
+import dataclasses
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
@@ -67,6 +69,36 @@ def digest(state: State) -> str:
     for name, tensor_digest in tensor_digests(state).items():
         whole.update(f"{name}\x00{tensor_digest}\n".encode())
     return whole.hexdigest()
+
+
+def value_digest(value: Any) -> str:
+    """The sha256 of a batch, whatever it is made of. Of an object of an unknown kind, the kind alone counts."""
+    whole = hashlib.sha256()
+    for piece in _spelled(value):
+        whole.update(f"{piece}\n".encode())
+    return whole.hexdigest()
+
+
+def _spelled(value: Any) -> Iterator[str]:
+    """A value as text that is the same in every process."""
+    yield type(value).__name__
+    if isinstance(value, Tensor):
+        yield _digest_tensor(value if value.layout is torch.strided else value.to_dense())
+    elif isinstance(value, np.ndarray) and value.dtype != object:
+        yield f"{value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
+    elif value is None or isinstance(value, bool | int | float | complex | str | bytes | np.generic):
+        yield repr(value)
+    elif isinstance(value, Mapping):
+        yield str(len(value))
+        for key, element in value.items():
+            yield from _spelled(key)
+            yield from _spelled(element)
+    elif isinstance(value, Sequence):
+        yield str(len(value))
+        for element in value:
+            yield from _spelled(element)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield from _spelled({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
 
 
 def _digest_tensor(tensor: Tensor) -> str:

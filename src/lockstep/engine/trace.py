@@ -1,62 +1,76 @@
-"""Where do two runs part? Each step's digests, tensor by tensor, and the first at which two traces differ."""
+"""Writing a trace: after each step, the digests of what went in, what came out, and what is left.
 
+It is the same text on any number of ranks, as long as they compute the same: `first_difference` finds where not.
+"""
+
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from lockstep.engine.digest import State, tensor_digests
-from lockstep.errors import UserError
-from lockstep.events.jsonl import JsonLines, read_lines
+from torch import Tensor, nn
+
+from lockstep.data.batch import GlobalBatch
+from lockstep.engine.digest import State, tensor_digests, value_digest
+from lockstep.events.jsonl import JsonLines
+from lockstep.events.trace import PHASES, Phases
+from lockstep.world.objects import all_gather_object
 
 # 64 bits are plenty to tell two tensors apart, and a trace has a line for every step.
 _DIGITS = 16
 
-
-class Difference(NamedTuple):
-    """The first step after which two runs differ, and the first tensor that does, in the model's own order."""
-
-    step: int
-    tensor: str
-    num_tensors: int  # that differ after that step
-
-    def __str__(self) -> str:
-        others = f" (and {self.num_tensors - 1} more)" if self.num_tensors > 1 else ""
-        return f"step {self.step}: {self.tensor}{others}"
+_NO_GRADIENT = "none"
 
 
 class DigestTrace:
-    """Writes a trace: one line a step."""
+    """Every rank has one, and they record each step together; the one with a path writes."""
 
-    def __init__(self, path: Path) -> None:
-        self._lines = JsonLines(path)
+    def __init__(self, path: Path | None) -> None:
+        self._lines = None if path is None else JsonLines(path)
+        self._data: dict[str, str] = {}
 
-    def record(self, step: int, state: State) -> None:
-        digests = tensor_digests(state)
-        self._lines.emit({"step": step, "tensors": {name: digests[name][:_DIGITS] for name in state}})
+    def begin(self, batch: GlobalBatch) -> None:
+        """Look at a step's data, before anybody can change it in place."""
+        self._data = {f"lane {lane.lane}": value_digest((lane.data, lane.weight))[:_DIGITS] for lane in batch.lanes}
+
+    def record(self, step: int, loss: float, gradients: Mapping[str, Tensor | None], state: State) -> None:
+        """`gradients`: as the optimizers saw them. Every rank must call it."""
+        used = {name: gradient for name, gradient in gradients.items() if gradient is not None}
+        own: Phases = {
+            "data": self._data,
+            "loss": {"loss": repr(loss)},
+            "gradient": dict.fromkeys(gradients, _NO_GRADIENT) | _shortened(used),
+            "state": _shortened(state),
+        }
+        phases = _together(all_gather_object(own))
+        if self._lines is not None:
+            self._lines.emit({"step": step, "phases": phases})
 
     def close(self) -> None:
-        self._lines.close()
+        if self._lines is not None:
+            self._lines.close()
 
 
-def first_difference(left: str | Path, right: str | Path) -> Difference | None:
-    """Compare two traces over the steps that both have; None where they agree in all of them."""
-    ours, theirs = _read(Path(left)), _read(Path(right))
-    common = sorted(ours.keys() & theirs.keys())
-    if not common:
-        raise UserError(f"{left} and {right} have no step in common")
-    for step in common:
-        names = [*ours[step], *(name for name in theirs[step] if name not in ours[step])]
-        differing = [name for name in names if ours[step].get(name) != theirs[step].get(name)]
-        if differing:
-            return Difference(step, differing[0], len(differing))
-    return None
+def gradients_of(models: Mapping[str, nn.Module]) -> dict[str, Tensor | None]:
+    """Each trainable parameter's gradient, under the name that the parameter has in the state."""
+    return {
+        f"{prefix}/{name}": parameter.grad
+        for prefix, model in models.items()
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
 
 
-def _read(path: Path) -> dict[int, dict[str, Any]]:
-    """Each step's digests; after a restart steps repeat, and the last counts."""
-    if not path.exists():
-        raise UserError(f"there is no trace at {path}: run with trace=True")
-    steps = {}
-    for line in read_lines(path):
-        if isinstance(line.get("step"), int) and isinstance(line.get("tensors"), dict):
-            steps[line["step"]] = line["tensors"]
-    return steps
+def _shortened(state: State) -> dict[str, str]:
+    digests = tensor_digests(state)
+    return {name: digests[name][:_DIGITS] for name in state}  # in the model's own order
+
+
+def _together(ranks: Sequence[Phases]) -> Phases:
+    """What all ranks say. Where they contradict each other, it is all of it: no other run's trace will be like that."""
+    together: Phases = {}
+    for phase in PHASES:
+        said: dict[str, dict[str, None]] = {}
+        for rank in ranks:
+            for name, text in rank[phase].items():
+                said.setdefault(name, {})[text] = None
+        together[phase] = {name: " ≠ ".join(texts) for name, texts in said.items()}
+    return together

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.engine.digest import State
 from lockstep.engine.trace import DigestTrace
 from lockstep.errors import UserError
 from lockstep.events.event import Events, Sink, plain
@@ -31,7 +30,7 @@ class Journal:
         self._world = world
         self._sinks = list(sinks) if world.is_main else []
         self._wants_trace = trace
-        self._trace: DigestTrace | None = None
+        self.trace: DigestTrace | None = None  # on every rank, once it is open
         self._force = force
         self._claim: Claim | None = None
         self._events_file: JsonLines | None = None
@@ -53,8 +52,8 @@ class Journal:
         else:
             self.events = Events(attempt=attempt)
         self.rank_log = Events([JsonLines(self.folder.rank_log(self._world.rank))], attempt)
-        if self._wants_trace and self._world.is_main:
-            self._trace = DigestTrace(self.folder.trace)
+        if self._wants_trace:
+            self.trace = DigestTrace(self.folder.trace if self._world.is_main else None)
 
     def save_history(self, history: Sequence[Mapping[str, Any]]) -> None:
         """All evaluations so far, as one file that other programs read easily."""
@@ -91,19 +90,11 @@ class Journal:
         """How far the event history has come; on rank 0."""
         return None if self._events_file is None else self._events_file.mark()
 
-    def trace(self, step: int, state: State) -> None:
-        if self._trace is not None:
-            self._trace.record(step, state)
-
-    @property
-    def is_tracing(self) -> bool:
-        return self._trace is not None
-
     def close(self) -> None:
         self.events.close()
         self.rank_log.close()
-        if self._trace is not None:
-            self._trace.close()
+        if self.trace is not None:
+            self.trace.close()
         if self._claim is not None:
             self._claim.release()
         self.is_open = False

@@ -35,6 +35,7 @@ from lockstep.data.samples import is_iterable
 from lockstep.engine.buffers import slots_of
 from lockstep.engine.digest import digest, tensor_digests
 from lockstep.engine.engine import Engine
+from lockstep.engine.trace import gradients_of
 from lockstep.errors import LockstepError, UserError
 from lockstep.events.echo import Echo
 from lockstep.events.event import Sink
@@ -249,6 +250,8 @@ class Run:
         try:
             for batch in self._continuity.batches(loader):
                 fetched = time.perf_counter()
+                if self.journal.trace is not None:
+                    self.journal.trace.begin(batch)
                 self._number = self.step + 1
                 self._current = step = Step(self._number, batch, context)
                 is_left = True
@@ -262,7 +265,7 @@ class Run:
                     progress.step += step.is_updated
                 progress.is_done = progress.is_at_its_end(per_epoch)
                 if step.is_updated:
-                    self._after(step.number, fetched - started, time.perf_counter() - fetched)
+                    self._after(step, fetched - started, time.perf_counter() - fetched)
                 if self._is_save_asked or (save_every is not None and step.is_updated and step.every(save_every)):
                     self.save()
                 if progress.is_done:
@@ -435,13 +438,13 @@ class Run:
         averages = list(self._parts.averages.values())
         return Updater(self.options, self._parts.scaler, rates, averages, self._continuity.before_update)
 
-    def _after(self, step: int, data_s: float, compute_s: float) -> None:
+    def _after(self, step: Step, data_s: float, compute_s: float) -> None:
         self._continuity.look()
-        if self.journal.is_tracing:
-            self.journal.trace(step, self.state())
-        if step % self.log_every == 0 and self.journal.folder is not None:
+        if self.journal.trace is not None:
+            self.journal.trace.record(step.number, step.loss, gradients_of(self._parts.models), self.state())
+        if step.every(self.log_every) and self.journal.folder is not None:
             peaks = peak_memory_bytes(self.world.device)
-            self.journal.rank_log.emit("step", step, data_s=data_s, compute_s=compute_s, **peaks)
+            self.journal.rank_log.emit("step", step.number, data_s=data_s, compute_s=compute_s, **peaks)
 
 
 @torch.no_grad()

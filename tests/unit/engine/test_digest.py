@@ -1,14 +1,14 @@
 """One number for a whole state: equal for equal bits, however they are kept; different for any other bit."""
 
-from pathlib import Path
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from lockstep.engine.digest import digest, state_of
-from lockstep.engine.trace import DigestTrace, first_difference
-from lockstep.errors import UserError
+from lockstep.engine.digest import digest, state_of, value_digest
 
 
 def state() -> dict[str, Tensor]:
@@ -61,35 +61,43 @@ def test_weights_buffers_optimizer_and_average_are_all_in_it() -> None:
     } <= state.keys()
 
 
-def write(path: Path, states: list[dict[str, Tensor]]) -> Path:
-    trace = DigestTrace(path)
-    for step, each in enumerate(states, 1):
-        trace.record(step, each)
-    trace.close()
-    return path
+@dataclass
+class Pair:
+    image: Tensor
+    name: str
 
 
-def test_the_first_step_and_tensor_that_differ_are_named(tmp_path: Path) -> None:
-    other = state() | {"b": torch.tensor([1, 9])}
-    left = write(tmp_path / "left", [state(), state(), state()])
-    right = write(tmp_path / "right", [state(), other, other])
-    difference = first_difference(left, right)
-    assert difference is not None
-    assert str(difference) == "step 2: b"
-    assert first_difference(left, left) is None
+def batch() -> dict[str, Any]:
+    return {
+        "pair": Pair(torch.arange(4.0), "a"),
+        "array": np.arange(3),
+        "nested": [(1, 2.0), {"deep": torch.ones(2)}],
+        "sparse": torch.eye(2).to_sparse(),
+        "object": object(),
+        "none": None,
+    }
 
 
-def test_all_that_differ_are_counted_and_the_models_order_decides_who_is_first(tmp_path: Path) -> None:
-    one = {"z": torch.ones(1), "a": torch.ones(1)}
-    two = {"z": torch.zeros(1), "a": torch.zeros(1)}
-    difference = first_difference(write(tmp_path / "one", [one]), write(tmp_path / "two", [two]))
-    assert str(difference) == "step 1: z (and 1 more)"
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"pair": Pair(torch.arange(4.0), "b")},
+        {"pair": Pair(-torch.arange(4.0), "a")},
+        {"array": np.arange(3) + 1},
+        {"nested": [(1, 2.0), {"deep": torch.zeros(2)}]},
+        {"nested": [(1, 2.5), {"deep": torch.ones(2)}]},
+        {"sparse": torch.zeros(2, 2).to_sparse()},
+        {"none": 0},
+        {"more": None},
+    ],
+    ids=lambda change: str(next(iter(change))),
+)
+def test_every_part_of_a_batch_counts_and_nothing_of_the_process(change: dict[str, Any]) -> None:
+    assert value_digest(batch()) == value_digest(batch())
+    assert value_digest(batch() | change) != value_digest(batch())
 
 
-def test_traces_must_have_something_in_common(tmp_path: Path) -> None:
-    empty, full = tmp_path / "empty", write(tmp_path / "full", [state()])
-    empty.write_text("")
-    with pytest.raises(UserError, match="no step in common"):
-        first_difference(empty, full)
-    with pytest.raises(UserError, match="there is no trace at"):
-        first_difference(tmp_path / "nowhere", full)
+def test_parts_of_a_batch_cannot_be_moved_from_one_to_the_next() -> None:
+    assert value_digest([["a"], "b"]) != value_digest([["a", "b"]])
+    assert value_digest([{"a": 1}, "b", 2]) != value_digest([{"a": 1, "b": 2}])
+    assert value_digest(["ab", "c"]) != value_digest(["a", "bc"])

@@ -59,7 +59,7 @@ def test_the_same_seed_the_same_bits_another_seed_others(tmp_path: Path) -> None
     assert lockstep.first_difference(tmp_path / "a" / "digests.jsonl", tmp_path / "b" / "digests.jsonl") is None
     parted = lockstep.first_difference(tmp_path / "a" / "digests.jsonl", tmp_path / "c" / "digests.jsonl")
     assert parted is not None
-    assert (parted.step, parted.tensor) == (1, "model/weight")
+    assert (parted.step, parted.phase, parted.tensor) == (1, "data", "lane 0")
 
 
 def test_other_settings_in_the_same_folder_are_refused(tmp_path: Path) -> None:

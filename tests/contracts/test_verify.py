@@ -1,0 +1,265 @@
+"""`lockstep verify` through the real command: a recipe that keeps the promise, and some that do not."""
+
+import json
+import signal
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import pytest
+
+from tests.commands import LOCKSTEP, descendants, run, started, wait_for
+
+# Each verification is six commands.
+TIMEOUT_S = 170
+
+RECIPE = """
+import os
+import random
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import Dataset
+
+import lockstep
+from lockstep.train.recipe import Splits
+
+
+class Samples(Dataset):
+    def __len__(self):
+        return 88
+
+    def __getitem__(self, index):
+        return torch.full((4,), index / 88) + 0.1 * torch.randn(4), index % 3
+
+
+class Classifier(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 3))
+
+    def forward(self, inputs):
+        return self.layers(inputs)
+
+
+class Recipe:
+    config_class = lockstep.Config
+
+    def model(self, config):
+        return Classifier()
+
+    def data(self, config):
+        return Splits(Samples(), Samples())
+
+    def loss(self, model, batch):
+        inputs, labels = batch
+        return F.cross_entropy(model(inputs), labels, reduction="sum"), len(labels)
+
+    def metrics(self, model, batch):
+        return {"loss": self.loss(model, batch)}
+
+"""
+CONFIG = """
+recipe: planted:recipe
+epochs: 1
+batch: {global: 64}
+lanes: 4
+tail: short
+average: {decay: 0.9}
+log: {tensorboard: true}  # which no verification needs
+"""
+
+FAILS = """
+class Failing(Recipe):
+    def loss(self, model, batch):
+        raise ValueError("planted")
+
+recipe = Failing()
+"""
+UNSEEDED_DATA = """
+class Unseeded(Samples):
+    def __getitem__(self, index):
+        inputs, label = super().__getitem__(index)
+        return inputs + random.SystemRandom().random(), label
+
+class Planted(Recipe):
+    def data(self, config):
+        return Splits(Unseeded(), Samples())
+
+recipe = Planted()
+"""
+FORWARD_BY_RANK = """
+class ByRank(Classifier):
+    def forward(self, inputs):
+        return super().forward(inputs) * (1 + lockstep.get_rank())
+
+class Planted(Recipe):
+    def model(self, config):
+        return ByRank()
+
+recipe = Planted()
+"""
+UPDATE_BY_RANK = """
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+def perturb(optimizer, args, kwargs):
+    optimizer.param_groups[0]["params"][0].data += lockstep.get_rank() * 1e-3
+
+register_optimizer_step_post_hook(perturb)
+recipe = Recipe()
+"""
+COUNTER = """
+class Counts(Classifier):
+    seen_version, num_steps = -1, 0
+
+    def forward(self, inputs):
+        version = self.layers[0].weight._version
+        if self.training and version != self.seen_version:
+            self.seen_version, self.num_steps = version, self.num_steps + 1
+        return super().forward(inputs) * (1 + self.num_steps / 10)
+
+class Planted(Recipe):
+    def model(self, config):
+        return Counts()
+
+recipe = Planted()
+"""
+
+
+class Verification(NamedTuple):
+    code: int
+    out: str
+    err: str
+    left: list[Path]  # in the folder for temporary files
+
+
+def verify(folder: Path, planted: str, *options: str) -> Verification:
+    command, environment = prepared(folder, planted, *options)
+    finished = run(command, folder, environment, timeout_s=TIMEOUT_S)
+    return Verification(*finished, left=left_behind(folder))
+
+
+def prepared(folder: Path, planted: str, *options: str) -> tuple[list[str], dict[str, str]]:
+    (folder / "planted.py").write_text(RECIPE + planted)
+    (folder / "planted.yaml").write_text(CONFIG)
+    (folder / "temporary").mkdir()
+    return [*LOCKSTEP, "verify", "planted.yaml", *options], {"TMPDIR": str(folder / "temporary")}
+
+
+def left_behind(folder: Path) -> list[Path]:
+    assert not (folder / "runs").exists()
+    return list((folder / "temporary").glob("lockstep-*"))
+
+
+@pytest.mark.slow
+def test_a_recipe_that_keeps_the_promise(tmp_path: Path) -> None:
+    found = verify(tmp_path, "recipe = Recipe()", "--steps", "5", "--keep", "kept", "optim.lr=1e-2", "epochs=3")
+    assert found.code == 0, found.out + found.err
+    assert not found.left
+    *trials, end, where = found.out.splitlines()
+    assert [line.split("  ")[0] for line in trials] == [
+        "one process",
+        "2 processes",
+        "2 processes, stopped after step 2, resumed on one",
+        "one process, stopped after step 2, resumed on 2",
+    ]
+    assert [line.split("  ")[-1].strip() for line in trials[1:]] == ["the same"] * 3
+    digest = trials[0].split()[-1]
+    assert end == f"all 4 agree, bit for bit: digest {digest}"
+    assert where == "the runs are in kept"
+    runs = ["one", "many", "many-then-one", "one-then-many"]
+    traces = {(tmp_path / "kept" / name / "digests.jsonl").read_text() for name in runs}
+    assert len(traces) == 1
+    assert len(traces.pop().splitlines()) == 5
+    assert "lr: 0.01" in (tmp_path / "kept" / "one" / "config.yaml").read_text()
+    assert not (tmp_path / "kept" / "one" / "tensorboard").exists()
+
+
+@pytest.mark.slow
+def test_a_built_in_recipe(tmp_path: Path) -> None:
+    (tmp_path / "temporary").mkdir()
+    command = [*LOCKSTEP, "verify", "digits", "quick=true", "model.width=4", "--steps", "4", "--json"]
+    finished = run(command, tmp_path, {"TMPDIR": str(tmp_path / "temporary")}, timeout_s=TIMEOUT_S)
+    assert finished.code == 0, finished.out + finished.err
+    told: dict[str, Any] = json.loads(finished.out)
+    assert told["equal"]
+    assert len({trial["digest"] for trial in told["trials"]}) == 1
+    assert told["folder"] is None
+    assert not left_behind(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("planted", "phase", "step", "cause"),
+    [
+        (UNSEEDED_DATA, "data", 1, "function of (seed, epoch, sample)"),
+        (FORWARD_BY_RANK, "loss", 1, "depends on the rank"),
+        (UPDATE_BY_RANK, "state", 1, "optimizer"),
+        (COUNTER, "loss", 3, "not in the checkpoint"),
+    ],
+    ids=["data", "forward", "update", "resume"],
+)
+def test_a_planted_fault_is_found_and_its_phase_named(
+    tmp_path: Path, planted: str, phase: str, step: int, cause: str
+) -> None:
+    found = verify(tmp_path, planted, "--steps", "4")
+    assert found.code == 3, found.out + found.err
+    told = next(line for line in found.out.splitlines() if line.startswith("different: "))
+    by = "2 processes, stopped after step 2, resumed on one" if step == 3 else "2 processes"
+    assert told.startswith(f"different: {by}: first at step {step}, in its {phase}: ")
+    assert cause in found.out
+    assert ("Two runs on one process differ as well" in found.out) == (phase == "data")
+    (folder,) = found.left
+    assert f"the runs are in {folder}" in found.out
+    assert (folder / "many" / "digests.jsonl").exists()
+    if planted == UPDATE_BY_RANK:
+        assert "after step 4 the ranks differ in " in found.err, "the run's own words"
+
+
+def test_a_run_that_fails_shows_its_own_error_and_nothing_is_left(tmp_path: Path) -> None:
+    found = verify(tmp_path, FAILS)
+    assert found.code == 3
+    assert found.out.split() == ["one", "process", "failed", "with", "exit", "code", "3"]
+    assert "ValueError: planted" in found.err
+    assert not found.left
+
+
+def test_what_cannot_be_verified_is_said_before_anything_runs(tmp_path: Path) -> None:
+    found = verify(tmp_path, "recipe = Recipe()", "batch.per_device=8")
+    assert (found.code, found.out, found.left) == (2, "", [])
+    assert "batch.per_device=8 means another batch" in found.err
+    for options, complaint in (
+        (["--keep", str(tmp_path)], "expected a folder that is new or empty"),
+        (["optim.lrr=1"], "optim.lrr: unknown key"),
+        (["--steps", "1"], "greater than or equal to 2"),
+    ):
+        finished = run([*LOCKSTEP, "verify", "planted.yaml", *options], tmp_path)
+        assert (finished.code, finished.out) == (2, "")
+        assert complaint in finished.err
+
+
+@pytest.mark.slow
+def test_a_run_that_is_too_short_to_be_stopped_is_refused(tmp_path: Path) -> None:
+    found = verify(tmp_path, "recipe = Recipe()", "--steps", "20", "quick=true")
+    assert (found.code, found.left) == (2, [])
+    assert "ended before step 10, where it was to be stopped" in found.err
+
+
+@pytest.mark.slow
+def test_stopped_in_the_middle_it_takes_everything_with_it(tmp_path: Path) -> None:
+    command, environment = prepared(tmp_path, "import time; time.sleep(0.1)\nrecipe = Recipe()", "--steps", "100000")
+    with started(command, tmp_path, environment) as process:
+
+        def is_training() -> bool:
+            return any((folder / "one" / "events.jsonl").exists() for folder in left_behind(tmp_path))
+
+        wait_for(is_training, 60, "the first run has begun")
+        children = descendants(process.pid)
+        assert children
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 75
+    assert "stopped on request (SIGTERM)" in err
+    assert not left_behind(tmp_path)
+    assert not [child for child in children if psutil.pid_exists(child.pid)]

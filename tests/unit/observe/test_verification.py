@@ -1,0 +1,105 @@
+"""The verdict over four runs: what is said, with which exit code, and which cause is named."""
+
+import json
+
+import pytest
+
+from lockstep.config.schema import BatchConfig, Config
+from lockstep.errors import UserError
+from lockstep.events.trace import Difference
+from lockstep.observe.verification import (
+    Failure,
+    Finding,
+    Verdict,
+    _difference_at_the_end,
+    check_settings,
+    trials,
+)
+
+ONE, MANY, MANY_THEN_ONE, ONE_THEN_MANY = trials(processes=2, steps=8)
+
+
+def verdict(**differences: Difference) -> Verdict:
+    return Verdict(
+        tuple(
+            Finding(trial, "abc", differences.get(trial.name.replace("-", "_")))
+            for trial in (ONE, MANY, MANY_THEN_ONE, ONE_THEN_MANY)
+        )
+    )
+
+
+def test_the_four_trials() -> None:
+    assert [[tuple(leg) for leg in trial.legs] for trial in trials(processes=3, steps=9)] == [
+        [(1, None)],
+        [(3, None)],
+        [(3, 4), (1, None)],
+        [(1, 4), (3, None)],
+    ]
+
+
+def test_all_agree() -> None:
+    assert verdict().exit_code == 0
+    assert verdict().cause is None
+    assert verdict().lines() == ["all 4 agree, bit for bit: digest abc"]
+    assert verdict().as_json()["equal"] is True
+
+
+@pytest.mark.parametrize(
+    ("phase", "cause"),
+    [("data", "augmentation"), ("loss", "forward"), ("gradient", "backward"), ("state", "optimizer")],
+)
+def test_the_first_that_differs_is_told_with_the_cause_of_its_phase(phase: str, cause: str) -> None:
+    found = verdict(many=Difference(1, phase, "it", 3), many_then_one=Difference(2, "state", "other", 1))
+    assert found.exit_code == 3
+    told, why = found.lines()
+    assert told == f"different: 2 processes: first at step 1, in its {phase}: it and 2 more"
+    assert cause in why
+    assert "one process" not in why
+    assert json.loads(json.dumps(found.as_json()))["trials"][1]["difference"] == {
+        "step": 1,
+        "phase": phase,
+        "tensor": "it",
+        "num_tensors": 3,
+    }
+
+
+def test_one_process_that_does_not_repeat_itself() -> None:
+    found = verdict(many=Difference(1, "loss", "loss", 1), one_then_many=Difference(4, "loss", "loss", 1))
+    assert "Two runs on one process differ as well" in found.lines()[1]
+    later = verdict(many=Difference(1, "loss", "loss", 1), one_then_many=Difference(5, "loss", "loss", 1))
+    assert "Two runs on one process" not in later.lines()[1], "from step 5 on there were two processes"
+
+
+@pytest.mark.parametrize("name", ["many_then_one", "one_then_many"])
+def test_only_after_the_resume(name: str) -> None:
+    assert "not in the checkpoint" in (verdict(**{name: Difference(5, "loss", "loss", 1)}).cause or "")
+    assert "not in the checkpoint" not in (verdict(**{name: Difference(4, "loss", "loss", 1)}).cause or "")
+
+
+def test_a_run_that_failed_is_shown_with_its_own_words_and_exit_code() -> None:
+    found = Verdict((Finding(ONE, "abc"), Finding(MANY, failure=Failure(4, "it was drift"))))
+    assert (found.exit_code, found.lines()) == (4, [])
+    assert found.failure == (4, "it was drift")
+    assert found.findings[1].summary == "failed with exit code 4"
+    assert found.as_json()["equal"] is False
+    parted = Verdict((Finding(ONE, "abc"), Finding(MANY, None, Difference(1, "state", "w", 1), Failure(3, "apart"))))
+    assert parted.exit_code == 3
+    assert parted.lines()[0] == "different: 2 processes: first at step 1, in its state: w"
+
+
+def test_ends_that_differ_although_no_step_does() -> None:
+    end = {"step": 8, "digest": "a"}
+    assert _difference_at_the_end(end, dict(end)) is None
+    state = _difference_at_the_end(end, end | {"digest": "b"})
+    assert state == (8, "end", "the state", 1)
+    assert "after the last step: the state" in verdict(many=state).lines()[0]
+    fewer = _difference_at_the_end(end, {"step": 6, "digest": "b"})
+    assert fewer == (6, "end", "8 steps and 6", 1)
+
+
+def test_what_was_never_promised_is_refused() -> None:
+    check_settings(Config(epochs=1, batch=BatchConfig(global_batch=8)))
+    with pytest.raises(UserError, match="determinism=fast promises no bits"):
+        check_settings(Config(epochs=1, batch=BatchConfig(global_batch=8), determinism="fast"))
+    with pytest.raises(UserError, match=r"batch.per_device=8 means another batch.*batch.global"):
+        check_settings(Config(epochs=1, batch=BatchConfig(per_device=8)))

@@ -90,7 +90,7 @@ class RunFolder:
         try:
             if self._is_foreign():
                 raise UserError(f"{self.path} exists and is not a run folder: choose another with --run")
-            self.path.mkdir(parents=True, exist_ok=True)
+            self._make()
             lock = self._lock()
             try:
                 run_id = self._come_back(settings, force) if self.facts.exists() else self._begin(settings, fingerprint)
@@ -100,6 +100,13 @@ class RunFolder:
                 raise
         except OSError as error:
             raise UserError(f"cannot use the run folder {self.path}: {error.strerror or error}") from None
+
+    def _make(self) -> None:
+        """On the disk as well: checkpoints in a folder that a power cut undoes are lost with it."""
+        new = [path for path in (self.path, *self.path.parents) if not path.exists()]
+        self.path.mkdir(parents=True, exist_ok=True)
+        for path in new:
+            _flush(path.parent)
 
     def _is_foreign(self) -> bool:
         if not self.path.exists() or self.facts.exists():
@@ -128,7 +135,7 @@ class RunFolder:
         return lock
 
     def _begin(self, settings: Settings, fingerprint: Mapping[str, Any]) -> str:
-        write_whole(self.config, settings.text())
+        write_whole(self.config, settings.text(), flush=True)
         facts = {
             "format": FORMAT_VERSION,
             "run_id": secrets.token_hex(8),
@@ -136,7 +143,7 @@ class RunFolder:
             "config_digest": settings.digest(),
             "fingerprint": dict(fingerprint),
         }
-        write_whole(self.facts, json.dumps(facts, indent=1) + "\n")
+        write_whole(self.facts, json.dumps(facts, indent=1) + "\n", flush=True)
         return str(facts["run_id"])
 
     def read_facts(self) -> dict[str, Any]:
@@ -160,8 +167,9 @@ class RunFolder:
                     f"{self.path} holds a run with another config: choose another folder with --run, "
                     "or go on with this one by --force\n" + "\n".join(f"  {change}" for change in changes)
                 )
-            write_whole(self.config, settings.text())
-            write_whole(self.facts, json.dumps({**facts, "config_digest": settings.digest()}, indent=1) + "\n")
+            write_whole(self.config, settings.text(), flush=True)
+            changed = {**facts, "config_digest": settings.digest()}
+            write_whole(self.facts, json.dumps(changed, indent=1) + "\n", flush=True)
         return str(facts["run_id"])
 
     def _next_attempt(self) -> int:
@@ -171,8 +179,21 @@ class RunFolder:
         return 1 + max((attempt for attempt in attempts if isinstance(attempt, int)), default=0)
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Whole or not at all: a reader never sees half a file."""
+def write_whole(path: Path, text: str, *, flush: bool = False) -> None:
+    """Whole or not at all: a reader never sees half a file. `flush`: nor does a power cut undo it."""
     draft = path.with_name(f".{path.name}.draft")
     draft.write_text(text)
+    if flush:
+        _flush(draft)
     draft.replace(path)
+    if flush:
+        _flush(path.parent)
+
+
+def _flush(path: Path) -> None:
+    """Bring a file's content or a folder's entries to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -30,7 +30,7 @@ class Checkup(NamedTuple):
 
 def entries(store: Store) -> Iterator[Entry]:
     """All of them, the newest first."""
-    best, is_latest = store.best(), True
+    best, is_latest = store.readable_best(), True
     for step in store.steps():
         path = store.path(step)
         try:

@@ -3,9 +3,11 @@
 Everything is private to the user: weights may be worth something, and what they were trained on may be in them.
 """
 
+import errno
 import hashlib
 import os
 import shutil
+import stat
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -53,27 +55,46 @@ def flush(path: Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """What is left of it after a kill has a name that nobody reads."""
-    if path.name.startswith("."):
-        shutil.rmtree(path, ignore_errors=True)
-        return
-    unnamed = path.with_name(f".removed-{path.name}-{os.getpid()}")
-    with suppress(FileNotFoundError):
-        path.rename(unnamed)
-    shutil.rmtree(unnamed, ignore_errors=True)
+    """What is left of it after a kill or a power cut has a name that nobody reads. A file in its place goes too."""
+    if not path.name.startswith("."):
+        unnamed = path.with_name(f".removed-{path.name}-{os.getpid()}")
+        remove_folder(unnamed)  # an earlier try may not have come to its end
+        rename(path, unnamed)
+        path = unnamed
+    with suppress(OSError):  # it is in nobody's way
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()
+
+
+def read_start(path: Path, max_bytes: int) -> bytes:
+    """So many bytes of a file, or all of it if it is smaller."""
+    with os.fdopen(_open_regular(path), "rb") as file:
+        return file.read(max_bytes)
 
 
 def content_hash(path: Path) -> str:
     """The sha256, in hex, of the sha256s of a file's pieces of 4 MiB: so that several threads can share the work."""
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = _open_regular(path)
     try:
         starts = range(0, os.fstat(descriptor).st_size, _PIECE_BYTES)
-        with ThreadPoolExecutor(min(_HASHING_THREADS, os.cpu_count() or 1, len(starts) or 1)) as threads:
-            pieces = threads.map(lambda start: _piece_hash(descriptor, start), starts)
-            return hashlib.sha256(b"".join(pieces)).hexdigest()
+        num_threads = min(_HASHING_THREADS, os.cpu_count() or 1, len(starts) or 1)
+        pieces = [b""] * len(starts)
+
+        def work(first: int) -> None:  # every so many-th piece: a task for each would take memory by the file's size
+            for index in range(first, len(starts), num_threads):
+                pieces[index] = hashlib.sha256(os.pread(descriptor, _PIECE_BYTES, starts[index])).digest()
+
+        with ThreadPoolExecutor(num_threads) as threads:
+            list(threads.map(work, range(num_threads)))
+        return hashlib.sha256(b"".join(pieces)).hexdigest()
     finally:
         os.close(descriptor)
 
 
-def _piece_hash(descriptor: int, start: int) -> bytes:
-    return hashlib.sha256(os.pread(descriptor, _PIECE_BYTES, start)).digest()
+def _open_regular(path: Path) -> int:
+    """A link may name anything, and a pipe would be waited for: such are errors."""
+    if not stat.S_ISREG(os.lstat(path).st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lockstep.config.json_text import parse_json
+from lockstep.checkpoint import disk
 from lockstep.errors import LockstepError
 
 FORMAT_VERSION = 2
@@ -90,8 +90,7 @@ class Manifest:
 def read_manifest(checkpoint: Path) -> Manifest:
     """Read and check one; whatever is wrong with it is a CheckpointError that says so in a line."""
     try:
-        with (checkpoint / MANIFEST).open("rb") as file:
-            data = file.read(_MAX_BYTES + 1)
+        data = disk.read_start(checkpoint / MANIFEST, _MAX_BYTES + 1)
     except OSError as error:
         raise CheckpointError(f"{checkpoint}: {MANIFEST} cannot be read: {error.strerror or error}") from None
     try:
@@ -103,6 +102,11 @@ def read_manifest(checkpoint: Path) -> Manifest:
 def check_part_name(name: str) -> None:
     if not _PART_NAME.fullmatch(name):
         raise CheckpointError(f"{name[:80]!r} cannot name a part of a checkpoint: letters, digits, _ . - (64 at most)")
+
+
+def one_line(error: object) -> str:
+    """What somebody else's error says, or a name from a file, as part of a line of ours."""
+    return "".join(char if char.isprintable() else " " for char in str(error)[:200])
 
 
 class _Bad(Exception):
@@ -117,12 +121,12 @@ def _require(condition: object, problem: str) -> None:
 def _parse(data: bytes) -> Manifest:
     _require(len(data) <= _MAX_BYTES, f"is over {_MAX_BYTES:,} bytes")
     try:
-        content = parse_json(data)
-    except ValueError:  # UnicodeDecodeError is one
+        content = json.loads(data, object_pairs_hook=_object)
+    except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
         raise _Bad("is damaged: it is not JSON") from None
     _require(isinstance(content, dict), "is damaged: it is not a JSON object")
     version = content.get("format")
-    _require(version == FORMAT_VERSION, f"has format {version!r}; this lockstep reads {FORMAT_VERSION}")
+    _require(version == FORMAT_VERSION, f"has format {_shown(version)}; this lockstep reads {FORMAT_VERSION}")
     body, seal, rest = data.rpartition(_SEAL)
     intact = seal and rest == hashlib.sha256(body).hexdigest().encode() + _END
     _require(intact, "is damaged: it does not match its own hash")
@@ -150,18 +154,29 @@ def _parse(data: bytes) -> Manifest:
     )
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A name that comes twice would be one thing to us and another to the next program."""
+    content = dict(pairs)
+    _require(len(content) == len(pairs), "has the same name twice in an object")
+    return content
+
+
+def _shown(value: Any) -> str:
+    return repr(value)[:40] if isinstance(value, int | float | str | None) else f"a {type(value).__name__}"
+
+
 def _stored_file(name: str, file: Any) -> StoredFile:
     _require(_FILE_NAME.fullmatch(name), f"lists the file {name[:80]!r}: expected a plain name.safetensors")
     _require(isinstance(file, dict), f"says nothing about {name}")
     size, sha256 = file.get("size"), file.get("sha256")
-    _require(type(size) is int and 0 <= size <= _MAX_FILE_BYTES, f"gives {name} the size {str(size)[:40]}")
+    _require(type(size) is int and 0 <= size <= _MAX_FILE_BYTES, f"gives {name} the size {_shown(size)}")
     _require(isinstance(sha256, str) and _HEX.fullmatch(sha256), f"gives {name} no hash")
     return StoredFile(size, sha256)
 
 
 def _sharded(part: str, shards: Any, files: Mapping[str, Any]) -> dict[str, ShardedTensor]:
     _require(isinstance(shards, dict), f"says nothing about the shards of {part}")
-    return {name: _sharded_tensor(f"{part}/{name[:80]}", shard, files) for name, shard in shards.items()}
+    return {name: _sharded_tensor(f"{part}/{one_line(name)}", shard, files) for name, shard in shards.items()}
 
 
 def _sharded_tensor(name: str, shard: Any, files: Mapping[str, Any]) -> ShardedTensor:
@@ -169,7 +184,8 @@ def _sharded_tensor(name: str, shard: Any, files: Mapping[str, Any]) -> ShardedT
     shape = _sizes(name, shard.get("shape"))
     pieces = []
     for piece in shard["pieces"]:
-        _require(isinstance(piece, dict) and piece.get("file") in files, f"has a piece of {name} in no known file")
+        file = piece.get("file") if isinstance(piece, dict) else None
+        _require(isinstance(file, str) and file in files, f"has a piece of {name} in no known file")
         offsets = _sizes(name, piece.get("offsets"))
         _require(len(offsets) == len(shape), f"has a piece of {name} of other dimensions")
         pieces.append(Piece(piece["file"], offsets))
@@ -180,7 +196,7 @@ def _sizes(name: str, sizes: Any) -> tuple[int, ...]:
     _require(isinstance(sizes, list) and len(sizes) <= 64, f"has no sizes for {name}")
     total = 1
     for size in sizes:
-        _require(type(size) is int and 0 <= size <= _MAX_FILE_BYTES, f"has the size {str(size)[:40]} for {name}")
+        _require(type(size) is int and 0 <= size <= _MAX_FILE_BYTES, f"has the size {_shown(size)} for {name}")
         total *= max(size, 1)
     _require(total <= _MAX_FILE_BYTES, f"has {total} elements for {name}")
     return tuple(sizes)

@@ -39,6 +39,7 @@ from lockstep.world.objects import all_gather_object, broadcast_object
 from lockstep.world.plain_values import Split, split
 from lockstep.world.world import World
 
+_CLEAR = (CheckpointError, SafetensorError, ChangedWhileCopied)  # what they say can be shown as it is
 _LAST_WAIT_S = 10.0  # of a process that ends by an error, for a save under way
 
 
@@ -174,10 +175,8 @@ class Saver:
                     manifest = self._manifest(content, splits, stored, reports, commit)
                     self._commit(draft, manifest)
                     is_committed = True
-                    if after_commit is not None:
-                        after_commit(manifest)
-                    self.store.prune(retention)
-            except (OSError, CheckpointError) as error:
+                    problems = self._follow_up(manifest, retention, after_commit)
+            except Exception as error:  # whatever it is: the others wait for our word
                 problems = [_words(error)]
             disk.remove_folder(draft)  # if it is still there
         num_bytes = sum(file.size for file in stored.values())
@@ -201,7 +200,7 @@ class Saver:
                         disk.make_folder(folder)
             for name, tensors in files.items():
                 stored[name] = write_tensors(draft / name, tensors)
-        except (OSError, SafetensorError, ChangedWhileCopied) as error:
+        except Exception as error:  # whatever it is: the others wait for our word
             return _Written({}, f"rank {self._world.rank}: {_words(error)}")
         return _Written(stored, None)
 
@@ -227,12 +226,11 @@ class Saver:
             for part, each in splits.items()
             if each.shards
         }
-        was_best = content.step in self.store.steps() and self.store.best() == content.step
         return Manifest(
             step=content.step,
             run_id=self._run_id,
             commit=commit,
-            is_best=content.is_best or was_best,  # saved once more: it still is
+            is_best=content.is_best or self.store.says_best(content.step),  # saved once more: it still is
             files=files,
             forms={part: each.form for part, each in splits.items()},
             shards=shards,
@@ -246,6 +244,21 @@ class Saver:
                     f"{draft / name} is not there as its rank wrote it: do all machines share the run folder's disk?"
                 )
         self.store.commit(draft, manifest)
+
+    def _follow_up(
+        self, manifest: Manifest, retention: Retention, after_commit: Callable[[Manifest], None] | None
+    ) -> list[str]:
+        """What comes after a commit and cannot undo it: all that goes wrong. Only if nothing does is there pruning."""
+        problems = []
+        for act in (self.store.point_at, after_commit):
+            try:
+                if act is not None:
+                    act(manifest)
+            except Exception as error:
+                problems.append(_words(error))
+        if not problems:
+            self.store.prune(retention, manifest.step)
+        return problems
 
 
 def _own_group(world: World) -> dist.ProcessGroup | None:
@@ -291,4 +304,4 @@ def _part(file: str) -> str:
 def _words(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror} ({error.filename})" if error.filename else error.strerror
-    return str(error)
+    return str(error) if isinstance(error, _CLEAR) else f"{type(error).__name__}: {error}"

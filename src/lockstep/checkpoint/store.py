@@ -3,12 +3,11 @@
 checkpoints/step-N/manifest.json, model.safetensors …    committed by renaming a draft
 checkpoints/LATEST, BEST                                 name the newest and the best, for people and other programs
 
-Of the newest, the folders themselves are asked: a kill may come between a commit and the pointer's move.
+The folders themselves are asked which these are: a kill may come between a commit and the pointers' move.
 """
 
 import os
 import re
-import stat
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -21,13 +20,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lockstep.checkpoint import disk
-from lockstep.checkpoint.manifest import MANIFEST, CheckpointError, Manifest, StoredFile, read_manifest
+from lockstep.checkpoint.manifest import MANIFEST, CheckpointError, Manifest, StoredFile, one_line, read_manifest
 from lockstep.checkpoint.shards import assemble
 from lockstep.world.plain_values import join
 
 _FOLDER_NAME = re.compile(r"step-(0|[1-9][0-9]{0,17})")
 _ASIDE = ".replaced-"  # before the name of a checkpoint that makes room for another of the same step
-_LEFTOVERS = (".draft-", ".removed-")
+_LEFTOVERS = (".draft-", ".removed-", ".LATEST.draft", ".BEST.draft")
 _MAX_POINTER_BYTES = 200
 
 
@@ -69,6 +68,15 @@ class Store:
             raise CheckpointError(f"{path}: holds step {manifest.step}, so it is not where it was written")
         return manifest
 
+    def find(self, commit: str) -> Manifest | None:
+        """Of the checkpoint that a save of this name made, if it is there."""
+        for step in self.steps():
+            with suppress(CheckpointError):
+                manifest = self.manifest(step)
+                if manifest.commit == commit:
+                    return manifest
+        return None
+
     def load(self, step: int) -> Checkpoint:
         """All of it, every file compared with its hash."""
         path, manifest = self.path(step), self.manifest(step)
@@ -79,7 +87,7 @@ class Store:
                 for part, form in manifest.forms.items()
             }
         except ValueError as error:
-            raise CheckpointError(f"{path}: {error}") from None
+            raise CheckpointError(f"{path}: {MANIFEST}: {error}") from None
         return Checkpoint(path, manifest, values)
 
     def newest_intact(self, run_id: str, tell: Callable[[str], None]) -> Checkpoint | None:
@@ -100,9 +108,10 @@ class Store:
         return self.folder / f".draft-step-{step}-{token}"
 
     def commit(self, draft: Path, manifest: Manifest) -> Path:
-        """Make a draft whose files are all on the disk a checkpoint; then the pointers move."""
+        """Make a draft whose files are all on the disk a checkpoint."""
         disk.write_file(draft / MANIFEST, manifest.text())
         disk.flush(draft)
+        disk.flush(self.folder.parent)  # where our own entry may be new: of this save, or of one that was killed
         target = self.folder / f"step-{manifest.step}"
         aside = _aside(target)
         if target.exists():
@@ -110,38 +119,61 @@ class Store:
             disk.rename(target, aside)
         disk.rename(draft, target)
         disk.remove_folder(aside)
-        pointer = f"{target.name} {manifest.commit}\n".encode()
+        return target
+
+    def point_at(self, manifest: Manifest) -> None:
+        """Move the pointers to what was committed last."""
+        pointer = f"step-{manifest.step} {manifest.commit}\n".encode()
         disk.replace_file(self.folder / "LATEST", pointer)
         if manifest.is_best:
             disk.replace_file(self.folder / "BEST", pointer)
-        return target
 
-    def prune(self, retention: Retention) -> None:
-        """Remove what is not to stay; the best does, whatever its age."""
-        best = self.best()
-        for age, step in enumerate(self.steps()):
+    def prune(self, retention: Retention, newest: int) -> None:
+        """Remove what is not to stay; the best does, whatever its age. `newest`: what was committed last.
+
+        There may be later ones, damaged and passed over when the run resumed: those do not make `newest` older.
+        """
+        best = self.readable_best()
+        for age, step in enumerate(step for step in self.steps() if step <= newest):
             if not retention.stays(age, step) and step != best:
                 disk.remove_folder(self.path(step))
 
     def best(self) -> int | None:
-        """The step that was the best: the newest that says so of itself. BEST saves looking at all of them."""
-        named = self._named_best()
-        return named if named is not None else next(filter(self._was_best, self.steps()), None)
+        """The step that was the best: the newest that says so of itself.
 
-    def _named_best(self) -> int | None:
-        try:
-            with (self.folder / "BEST").open("rb") as file:
-                name, commit = file.read(_MAX_POINTER_BYTES).decode().split()
-        except (OSError, ValueError):
-            return None
-        match = _FOLDER_NAME.fullmatch(name)
-        return int(match[1]) if match and self._was_best(int(match[1]), commit) else None
+        One that cannot be read may have been: then BEST is believed, if it names an earlier one, or it is an error.
+        """
+        for step in self.steps():
+            try:
+                if self.manifest(step).is_best:
+                    return step
+            except CheckpointError:
+                if not self.path(step).exists():
+                    continue  # a run that is going on has just removed it, and never removes the best
+                named = self._named_best()
+                if named is None:
+                    raise
+                return named
+        return None
 
-    def _was_best(self, step: int, commit: str | None = None) -> bool:
+    def readable_best(self) -> int | None:
+        """The newest that can be read and says so: for those who can live with a damaged best that they miss."""
+        return next(filter(self.says_best, self.steps()), None)
+
+    def says_best(self, step: int, commit: str | None = None) -> bool:
+        """Does a checkpoint, or that very commit of it, say that it was the best when it was saved?"""
         with suppress(CheckpointError):
             manifest = self.manifest(step)
             return manifest.is_best and commit in (None, manifest.commit)
         return False
+
+    def _named_best(self) -> int | None:
+        try:
+            name, commit = disk.read_start(self.folder / "BEST", _MAX_POINTER_BYTES).decode().split()
+        except (OSError, ValueError):
+            return None
+        match = _FOLDER_NAME.fullmatch(name)
+        return int(match[1]) if match and self.says_best(int(match[1]), commit) else None
 
     def tidy(self) -> None:
         """Clear away what kills have left. Only while no other process writes here."""
@@ -172,18 +204,16 @@ def read_file(checkpoint: Path, name: str, stored: StoredFile) -> dict[str, Tens
     """A file's tensors, after comparing it with what the manifest says."""
     path = checkpoint / name
     try:
-        found = os.lstat(path)
-        if not stat.S_ISREG(found.st_mode):
-            raise CheckpointError(f"{checkpoint}: {name} is not a regular file")
-        if found.st_size != stored.size:
-            raise CheckpointError(f"{checkpoint}: {name} has {found.st_size:,} bytes instead of {stored.size:,}")
+        size = os.lstat(path).st_size
+        if size != stored.size:
+            raise CheckpointError(f"{checkpoint}: {name} has {size:,} bytes instead of {stored.size:,}")
         if disk.content_hash(path) != stored.sha256:
             raise CheckpointError(f"{checkpoint}: {name} does not match its hash")
         return load_file(path)
     except OSError as error:
         raise CheckpointError(f"{checkpoint}: {name} cannot be read: {error.strerror or error}") from None
-    except (SafetensorError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{checkpoint}: {name} is not what safetensors reads: {error}") from None
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise CheckpointError(f"{checkpoint}: {name} is not what safetensors reads: {one_line(error)}") from None
 
 
 def latest_checkpoint(checkpoints: Path) -> Path | None:

@@ -91,7 +91,7 @@ class RunFolder:
         try:
             if self._is_foreign():
                 raise UserError(f"{self.path} exists and is not a run folder: choose another with --run")
-            self.path.mkdir(parents=True, exist_ok=True)
+            self._make()
             lock = self._lock()
             try:
                 enter = partial(self._come_back, force=force) if self.facts.exists() else self._begin
@@ -101,6 +101,13 @@ class RunFolder:
                 raise
         except OSError as error:
             raise UserError(f"cannot use the run folder {self.path}: {error.strerror or error}") from None
+
+    def _make(self) -> None:
+        """On the disk as well: checkpoints in a folder that a power cut undoes are lost with it."""
+        new = [path for path in (self.path, *self.path.parents) if not path.exists()]
+        self.path.mkdir(parents=True, exist_ok=True)
+        for path in new:
+            _flush(path.parent)
 
     def _is_foreign(self) -> bool:
         if not self.path.exists() or self.facts.exists():
@@ -129,7 +136,7 @@ class RunFolder:
         return lock
 
     def _begin(self, settings: Settings, fingerprint: Mapping[str, Any]) -> str:
-        write_whole(self.config, settings.text())
+        write_whole(self.config, settings.text(), flush=True)
         facts = {
             "format": FORMAT_VERSION,
             "run_id": secrets.token_hex(8),
@@ -137,7 +144,7 @@ class RunFolder:
             "config_digest": settings.digest(),
             "fingerprint": dict(fingerprint),
         }
-        write_whole(self.facts, json.dumps(facts, indent=1) + "\n")
+        write_whole(self.facts, json.dumps(facts, indent=1) + "\n", flush=True)
         return str(facts["run_id"])
 
     def read_facts(self) -> dict[str, Any]:
@@ -166,8 +173,8 @@ class RunFolder:
             changed = {**facts, "config_digest": settings.digest()}
             if changes:  # the run is another one from here on
                 changed["fingerprint"] = dict(fingerprint)
-            write_whole(self.config, settings.text())
-            write_whole(self.facts, json.dumps(changed, indent=1) + "\n")
+            write_whole(self.config, settings.text(), flush=True)
+            write_whole(self.facts, json.dumps(changed, indent=1) + "\n", flush=True)
         return str(facts["run_id"])
 
     def _next_attempt(self) -> int:
@@ -177,8 +184,21 @@ class RunFolder:
         return 1 + max((attempt for attempt in attempts if isinstance(attempt, int)), default=0)
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Whole or not at all: a reader never sees half a file."""
+def write_whole(path: Path, text: str, *, flush: bool = False) -> None:
+    """Whole or not at all: a reader never sees half a file. `flush`: nor does a power cut undo it."""
     draft = path.with_name(f".{path.name}.draft")
     draft.write_text(text)
+    if flush:
+        _flush(draft)
     draft.replace(path)
+    if flush:
+        _flush(path.parent)
+
+
+def _flush(path: Path) -> None:
+    """Bring a file's content or a folder's entries to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -82,7 +82,7 @@ class Checkpoints:
                 self._saver.store.tidy()
                 found = self._saver.store.newest_intact(self._journal.run_id, self._tell_damage)
                 if found is not None:
-                    write_line(self._folder.ledger, found.manifest)  # a kill may have come before it
+                    write_line(self._folder.ledger, found.manifest, self._saver.store)  # a kill may have come before it
             except (OSError, CheckpointError) as error:
                 problem = str(error)
         problem = broadcast_object(problem)
@@ -156,7 +156,7 @@ class Checkpoints:
         self._saver.close(abandon=abandon)
 
     def _after_commit(self, manifest: Manifest) -> None:
-        write_line(self._folder.ledger, manifest)
+        write_line(self._folder.ledger, manifest, self._saver.store)
 
     def _conclude(self, outcome: Outcome | None) -> None:
         if outcome is not None and self._ending is not None:

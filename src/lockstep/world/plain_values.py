@@ -18,6 +18,9 @@ from torch import Tensor
 _TENSOR, _ARRAY, _TUPLE, _PAIRS, _FLOAT, _BYTES = "$tensor", "$array", "$tuple", "$pairs", "$float", "$bytes"
 
 
+_MAX_DEPTH = 100  # far from where Python's stack ends: what was split can be joined
+
+
 class Shard(NamedTuple):
     """This rank's box of a tensor that no rank has whole."""
 
@@ -44,8 +47,8 @@ def join(form: Any, tensors: Mapping[str, Tensor]) -> Any:
     """The value again. A form that `split` cannot have made is a ValueError."""
     try:
         return _join(form, tensors)
-    except (KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"not the form of a value: {error!r}") from None
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"not the form of a value: {repr(error)[:200]}") from None
 
 
 def own_copy(tensor: Tensor) -> Tensor:
@@ -57,17 +60,19 @@ def _split(value: Any, place: str, path: tuple[str, ...], tensors: dict[str, Any
     def inner(element: Any, key: Any) -> Any:
         return _split(element, f"{place}[{key!r}]", (*path, str(key)), tensors)
 
+    if len(path) > _MAX_DEPTH:
+        raise TypeError(f"{place[:80]}… is nested more than {_MAX_DEPTH} deep")
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else {_FLOAT: repr(float(value))}
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) and value.layout is torch.strided and not value.is_meta and not value.is_quantized:
         return {_TENSOR: _add(value.detach(), path, tensors)}
     if isinstance(value, Shard):
         return {_TENSOR: _add(value, path, tensors)}
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
         return {_ARRAY: _add(torch.from_numpy(value.copy()), path, tensors)}
-    if isinstance(value, np.generic):
+    if isinstance(value, np.generic) and not isinstance(value.item(), np.generic):  # a long double is its own item
         return _split(value.item(), place, path, tensors)
     if isinstance(value, bytes):
         return {_BYTES: base64.b64encode(value).decode()}
@@ -81,7 +86,7 @@ def _split(value: Any, place: str, path: tuple[str, ...], tensors: dict[str, Any
         return {_PAIRS: [[inner(key, "key"), inner(element, key)] for key, element in value.items()]}
     raise TypeError(
         f"{place} is a {type(value).__name__}: only None, booleans, numbers, text, bytes, lists, tuples, dictionaries, "
-        "tensors and numpy arrays can be sent or saved"
+        "dense tensors and numpy arrays can be sent or saved"
     )
 
 
@@ -96,21 +101,34 @@ def _add(tensor: Tensor | Shard, path: tuple[str, ...], tensors: dict[str, Any])
 
 def _join(form: Any, tensors: Mapping[str, Tensor]) -> Any:
     if isinstance(form, list):
-        return [_join(element, tensors) for element in form]
+        return _joined(form, tensors)
     if not isinstance(form, dict):
         return form
-    if len(form) == 1:
-        ((key, content),) = form.items()
-        if key in _MARKED:
-            return _MARKED[key](content, tensors)
+    marks = [key for key in form if key.startswith("$")]
+    if marks:
+        ((key, content),) = form.items()  # alone: `split` makes pairs of a dictionary with such a key of its own
+        return _MARKED[key](content, tensors)
     return {key: _join(element, tensors) for key, element in form.items()}
+
+
+def _joined(elements: Any, tensors: Mapping[str, Tensor]) -> list[Any]:
+    if not isinstance(elements, list):
+        raise TypeError(f"a list was expected, not a {type(elements).__name__}")
+    return [_join(element, tensors) for element in elements]
+
+
+def _dictionary(pairs: list[Any]) -> dict[Any, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        raise ValueError("a key comes twice")
+    return content
 
 
 _MARKED: dict[str, Callable[[Any, Mapping[str, Tensor]], Any]] = {
     _TENSOR: lambda name, tensors: tensors[name],
     _ARRAY: lambda name, tensors: tensors[name].numpy(),
-    _TUPLE: lambda elements, tensors: tuple(_join(element, tensors) for element in elements),
-    _PAIRS: lambda pairs, tensors: {_join(key, tensors): _join(element, tensors) for key, element in pairs},
+    _TUPLE: lambda elements, tensors: tuple(_joined(elements, tensors)),
+    _PAIRS: lambda pairs, tensors: _dictionary(_joined(pairs, tensors)),
     _FLOAT: lambda text, _tensors: float(text),
     _BYTES: lambda text, _tensors: base64.b64decode(text, validate=True),
 }

@@ -78,3 +78,10 @@ def test_a_damaged_manifest(store: Store) -> None:
 def test_what_a_run_removes_meanwhile_is_not_damaged(store: Store) -> None:
     assert examine(store, 7) is None
     assert examine(store, 20, lambda _progress: shutil.rmtree(store.path(20), ignore_errors=True)) is None
+
+
+def test_a_damaged_manifest_where_nothing_is_known_of_a_best(tmp_path: Path) -> None:
+    for step in (1, 2):
+        save(tmp_path, step, {"model": {"x": torch.ones(1)}})
+    (tmp_path / "step-2" / "manifest.json").write_bytes(b"{}")
+    assert [(entry.step, entry.is_best) for entry in entries(Store(tmp_path))] == [(2, False), (1, False)]

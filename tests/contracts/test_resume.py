@@ -154,7 +154,7 @@ def test_another_number_of_workers() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     stops=STOPS,
     sizes=st.lists(SIZES, min_size=4, max_size=4),

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,21 +14,24 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import IterableDataset, TensorDataset
 
+from lockstep.checkpoint import saver
 from lockstep.checkpoint.contents import digest_of
 from lockstep.checkpoint.ledger import read_ledger
+from lockstep.checkpoint.manifest import StoredFile
 from lockstep.checkpoint.store import Store
 from lockstep.data.evaluation import EvaluationLoader
 from lockstep.errors import Stopped, UserError
 from lockstep.events.jsonl import read_lines
 from lockstep.events.run_folder import RunFolder
 from lockstep.recipes.registry import load_recipe
-from lockstep.testing import ranks
+from lockstep.testing import RanksFailed, ranks
 from lockstep.train.callbacks import Callback, EarlyStopping, KeepBest
 from lockstep.train.checkpoints import Saving
 from lockstep.train.job import train_recipe
 from lockstep.train.run import Run
 from lockstep.train.trainer import Trainer
 from lockstep.world.world import World
+from tests.commands import LOCKSTEP, run
 
 DATA = TensorDataset(torch.randn(64, 4, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 3)
 
@@ -403,3 +407,50 @@ def test_a_script_that_fails_during_a_save_fails_by_its_own_error(attempt: int, 
     assert ended.returncode == 1, ended.stderr
     assert ended.stderr.endswith("ValueError: of the script\n")
     assert checkpoints(tmp_path / "run").steps() in ([], [1]), "committed or not, as it happens"
+
+
+def end_with_a_save_that_fails(world: World, folder: Path, num_failures: int) -> list[int]:
+    """The last step is saved, as it is due; the disk fails so often on rank 1, and rank 0 hears of it before."""
+    torch.set_num_threads(1)
+    run = Run(folder, world, seed=1, sinks=[])
+    model = run.prepare(nn.Linear(4, 3))
+    optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9))
+    write_tensors, failures = saver.write_tensors, iter(range(num_failures))
+
+    def write(*arguments: Any) -> StoredFile:
+        if world.rank == 1 and next(failures, None) is not None:
+            raise OSError(5, "Input/output error")
+        return write_tensors(*arguments)
+
+    saver.write_tensors = write
+    try:
+        for step in run.open_steps(run.loader(DATA, 16, lanes=4), steps=3, saving=Saving(3)):
+            step.accumulate(loss, model)
+            step.update(optimizer)
+        if world.is_main:
+            time.sleep(0.5)
+            run._continuity.look()
+        run.finish()
+    finally:
+        saver.write_tensors = write_tensors
+    return Store(folder / "checkpoints").steps()
+
+
+def test_an_end_whose_save_failed_is_saved_again_by_all_ranks(tmp_path: Path) -> None:
+    assert ranks(2).run(end_with_a_save_that_fails, tmp_path / "once", 1) == [[3], [3]]
+    with pytest.raises(RanksFailed, match="step 3, the run's end, could not be saved") as failed:
+        ranks(2).run(end_with_a_save_that_fails, tmp_path / "twice", 2)
+    assert "2 of 2 ranks failed" in str(failed.value)
+
+
+def test_another_processor_is_drift_and_can_be_accepted(tmp_path: Path) -> None:
+    """Through the real command: torch can be told to do without the newer instructions, and its sums differ then."""
+    command = [*LOCKSTEP, "train", "digits", "model.width=4", "steps=4", "batch.global=32", "--quiet"]
+    stopped = run([*command, "--stop-after", "2"], tmp_path)
+    assert stopped.code == 75, stopped.err
+    older = {"ATEN_CPU_CAPABILITY": "default"}
+    refused = run(command, tmp_path, older)
+    assert refused.code == 4, refused.err
+    assert "cpu_capability: " in refused.err
+    assert "--accept-drift" in refused.err
+    assert run([*command, "--accept-drift"], tmp_path, older).code == 0

@@ -73,6 +73,7 @@ class Checkpoints:
         self._saver = Saver(folder.checkpoints, world, journal.run_id, journal.events.attempt)
         self.parent = parent  # the commit that the run has grown from
         self._ending: Callable[[Outcome], None] | None = None  # what the save under way still asks for
+        self._is_good = True  # the latest save; ranks come to know it at different times
 
     def find(self) -> Found | None:
         """The newest intact checkpoint, the same on every rank; what is damaged is named and passed over."""
@@ -145,10 +146,9 @@ class Checkpoints:
         self._conclude(self._saver.news())
 
     def wait(self) -> bool:
-        """The same, after waiting for it; False if it failed."""
-        outcome = self._saver.wait()
-        self._conclude(outcome)
-        return outcome is None or outcome.commit is not None
+        """The same, after waiting for it; was the latest save made? All ranks answer alike."""
+        self._conclude(self._saver.wait())
+        return self._is_good
 
     def close(self, *, abandon: bool) -> None:
         if not abandon:
@@ -164,7 +164,8 @@ class Checkpoints:
             self._ending = None
 
     def _end(self, consumption: Consumption, is_best: bool, stall_s: float, outcome: Outcome) -> None:
-        consumption.end_commit(is_made=outcome.commit is not None)
+        self._is_good = outcome.commit is not None
+        consumption.end_commit(is_made=self._is_good)
         if outcome.commit is not None:
             self.parent = outcome.commit
             self._journal.events.emit(

@@ -165,9 +165,11 @@ class Continuity:
         """That the run as it is now is on the disk."""
         if self._checkpoints is None:
             return
-        if self._saved != self.progress:
+        is_good = self._checkpoints.wait()
+        if not is_good or self._saved != self.progress:
             self.save(**facts)
-        if not self._checkpoints.wait():
+            is_good = self._checkpoints.wait()
+        if not is_good:
             raise CheckpointError(f"step {self.progress.step}, {what}, could not be saved")
 
     def _check_drift(self, found: Found, *, is_exact: bool) -> None:

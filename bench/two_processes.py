@@ -84,7 +84,7 @@ def compare(
         rounds,
         steps,
     )
-    engine = run._engine
+    engine = run._loop.engine
     assert isinstance(engine, TreeEngine) and engine.channel is not None
     before = engine.channel.bytes_sent
     tree()

@@ -433,6 +433,7 @@ def end_with_a_save_that_fails(world: World, folder: Path, num_failures: int) ->
         run.finish()
     finally:
         saver.write_tensors = write_tensors
+        run.close()
     return Store(folder / "checkpoints").steps()
 
 

@@ -99,8 +99,8 @@ def bytes_per_step(world: World, num_lanes: int) -> tuple[int, int]:
     for step in run.open_steps(run.loader(DATA, 16, lanes=num_lanes), steps=4):
         step.accumulate(loss, model)
         step.update(optimizer)
-    assert isinstance(run._engine, TreeEngine) and run._engine.channel is not None
-    sent = run._engine.channel.bytes_sent // 4
+    assert isinstance(run._loop.engine, TreeEngine) and run._loop.engine.channel is not None
+    sent = run._loop.engine.channel.bytes_sent // 4
     run.close()
     return sent, sum(parameter.nbytes for parameter in model.parameters())
 

@@ -19,6 +19,7 @@ from lockstep.errors import UserError
 from lockstep.train.average import MovingAverage
 from lockstep.train.optimizer_state import load_optimizer, optimizer_value
 from lockstep.train.precision import LossScaler
+from lockstep.train.schedule import Factor, Schedule
 from lockstep.world.plain_values import split
 
 Models = nn.Module | Sequence[nn.Module]
@@ -38,6 +39,7 @@ class Parts:
     def __init__(self) -> None:
         self.models: dict[str, nn.Module] = {}
         self.optimizers: dict[str, Optimizer] = {}
+        self.schedules: dict[Optimizer, Schedule | Factor] = {}
         self.averages: dict[str, MovingAverage] = {}
         self.scaler: LossScaler | None = None
         self.kept: dict[str, Resumable] = {}

@@ -12,7 +12,6 @@ Run again, the same script goes on from the newest checkpoint in the folder, on 
 """
 
 import logging
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
@@ -27,16 +26,12 @@ from torch.utils.data import DataLoader
 from lockstep.checkpoint.contents import KEPT
 from lockstep.checkpoint.manifest import CheckpointError, check_part_name
 from lockstep.config.duration import RunLength
-from lockstep.config.plain_settings import PlainSettings
 from lockstep.data.evaluation import EvaluationLoader
 from lockstep.data.foreign import Loader, rebuild
 from lockstep.data.iterable import IterableLaneLoader
 from lockstep.data.loader import LaneLoader
 from lockstep.data.samples import is_iterable
-from lockstep.engine.buffers import slots_of
 from lockstep.engine.digest import digest, tensor_digests
-from lockstep.engine.engine import Engine
-from lockstep.engine.trace import gradients_of
 from lockstep.errors import LockstepError, UserError
 from lockstep.events.echo import Echo
 from lockstep.events.event import Sink
@@ -44,20 +39,16 @@ from lockstep.events.run_folder import Settings
 from lockstep.train.average import MovingAverage
 from lockstep.train.checkpoints import Saving
 from lockstep.train.continuity import Continuity, Resume
-from lockstep.train.drift import fingerprint_of, numerics_of, optimizer_settings
-from lockstep.train.engines import check_batch_norm, make_engine
 from lockstep.train.evaluation import Metrics, evaluate
 from lockstep.train.journal import Journal
-from lockstep.train.nonfinite import Investigator
+from lockstep.train.loop import Loop, Told
 from lockstep.train.options import StepOptions
 from lockstep.train.parts import Models, Parts, Resumable
-from lockstep.train.precision import LossScaler, Precision
+from lockstep.train.precision import Precision
 from lockstep.train.schedule import Factor, Schedule
-from lockstep.train.step import Step, StepContext
-from lockstep.train.update import Updater
+from lockstep.train.step import Step
 from lockstep.world.arithmetic import set_arithmetic
 from lockstep.world.collectives import broadcast
-from lockstep.world.memory import peak_memory_bytes
 from lockstep.world.objects import all_gather_object
 from lockstep.world.randomness import key_of, seed_streams
 from lockstep.world.setup import setup_distributed
@@ -99,18 +90,8 @@ class Run:
             raise UserError(f"resume={resume!r}: expected one of {', '.join(get_args(Resume))}")
         self.world = setup_distributed() if world is None else world
         set_arithmetic(self.world.device, tf32=self.options.tf32, deterministic=self.options.determinism == "lockstep")
-        self._calls = 0  # of `steps`
-        self._number = 0  # of the step that is being made, or of the last one
-        self._current: Step | None = None  # the one that the loop's body has
-        self.stop_after: int | None = None  # updates; then it is saved, and a `Stopped` is raised
         self.log_every = log_every
-        self._settings = settings
-        self._facts = dict(facts or {})  # for the start event
         self._parts = Parts()
-        self._schedules: dict[Optimizer, Schedule | Factor] = {}
-        self._engine: Engine | None = None
-        self._save_asked: dict[str, Any] | None = None  # in the body of a step: what `save` was called with
-        self._is_closed = False
         self.journal = Journal(
             None if folder is None else Path(folder),
             self.world,
@@ -119,6 +100,8 @@ class Run:
             force=resume == "force",
         )
         self._continuity = Continuity(self.journal, self.world, self._parts, resume)
+        told = Told(settings, dict(facts or {}), log_every)
+        self._loop = Loop(self.world, self.options, self._parts, self.journal, self._continuity, told)
         seed_streams(key_of(self.seed, "weights"))
 
     @property
@@ -146,7 +129,6 @@ class Run:
             for tensor in (*model.parameters(), *model.buffers()):
                 _take_from_rank_0(tensor)
         self._parts.add_model(model)
-        self._engine = None
         return model
 
     def optimizer(
@@ -165,7 +147,7 @@ class Run:
             raise UserError("LBFGS evaluates the loss several times in a step, which a step of lanes does not offer")
         self._parts.add_optimizer(made)
         if schedule is not None:
-            self._schedules[made] = schedule
+            self._parts.schedules[made] = schedule
         return made
 
     def average(self, model: nn.Module, decay: float = 0.999, *, warmup: bool = True) -> MovingAverage:
@@ -243,49 +225,16 @@ class Run:
         saving: Saving = _AT_THE_END,
     ) -> Iterator[Step]:
         """The same without the end, for a loop that has something to do after its last step."""
-        if (epochs is None) == (steps is None):
-            raise ValueError("give either epochs or steps")
-        if (steps if epochs is None else epochs) == 0:
-            return
-        self._calls += 1
-        context = self._start(loader, epochs, steps, saving)
-        if context is None:
-            return
-        progress = self._continuity.progress
-        per_epoch = _steps_per_epoch(loader)
-        save_every = saving.in_steps(self.length(loader))
-        started = time.perf_counter()
-        try:
-            self._stop_if_asked()
-            for batch in self._continuity.batches(loader):
-                fetched = time.perf_counter()
-                if self.journal.trace is not None:
-                    self.journal.trace.begin(batch)
-                self._number = self.step + 1
-                self._current = step = Step(self._number, batch, context)
-                is_left = True
-                try:
-                    yield step
-                    is_left = False
-                finally:  # also where the loop is left by `break`; a step that nothing was done with is still to come
-                    self._current = None
-                    if step.is_begun or not is_left:
-                        self._continuity.consume(loader, batch)
-                    progress.step += step.is_updated
-                progress.is_done = progress.is_at_its_end(per_epoch)
-                if step.is_updated:
-                    self._after(step, fetched - started, time.perf_counter() - fetched)
-                if save_every is not None and step.is_updated and step.every(save_every):
-                    self.save(**self._save_asked or {})
-                self._save_as_asked()
-                if progress.is_done:
-                    break
-                self._stop_if_asked()
-                started = time.perf_counter()
-            progress.is_done = True
-        except BaseException:  # the loop was left in the middle; `finish` or `close` may still be called
-            self._drop_engine(abandon=True)
-            raise
+        return self._loop.steps(loader, epochs, steps, saving)
+
+    @property
+    def stop_after(self) -> int | None:
+        """So many updates; then the run is saved, and a `Stopped` is raised."""
+        return self._loop.stop_after
+
+    @stop_after.setter
+    def stop_after(self, steps: int | None) -> None:
+        self._loop.stop_after = steps
 
     @property
     def is_saved(self) -> bool:
@@ -298,21 +247,11 @@ class Run:
         `is_best` marks a checkpoint that stays until there is a better one. `facts` are for its manifest. Where the
         loop is then left by `break`, it is saved by `finish` or `close`.
         """
-        if self._current is not None and self._current.is_begun:
-            asked = self._save_asked or {}
-            self._save_asked = {**asked, **facts, "is_best": is_best or asked.get("is_best", False)}
-        elif self._calls == 0 and self.journal.folder is not None:
-            raise UserError("run.save() comes after the beginning of run.steps(…): until then it may have to resume")
-        else:
-            self._save_asked = None
-            self._continuity.save(is_best=is_best, **facts)
+        self._loop.save(is_best=is_best, **facts)
 
     def length(self, loader: Loader, *, epochs: int | None = None, steps: int | None = None) -> RunLength:
         """What durations are counted in, and how many updates there will have been after so many more."""
-        per_epoch = _steps_per_epoch(loader)
-        if epochs is not None and per_epoch is not None:
-            steps = epochs * per_epoch
-        return RunLength(per_epoch, loader.global_batch, None if steps is None else self.step + steps)
+        return self._loop.length(loader, epochs, steps)
 
     @property
     def loss_scale(self) -> float | None:
@@ -332,7 +271,7 @@ class Run:
     def log(self, **values: Any) -> None:
         """Put values into the run's events, on rank 0; all ranks may call it."""
         self._check_open("log")
-        self.journal.events.emit("step", self._number, **values)
+        self.journal.events.emit("step", self._loop.number, **values)
 
     def log_image(self, name: str, image: Any) -> None:
         """Keep an image as RUN/media/NAME-STEP.png and show it in the loggers, on rank 0; all ranks may call it.
@@ -341,12 +280,12 @@ class Run:
         height × width × 3, 3 × height × width or 1 × height × width. Without a folder it is not kept.
         """
         self._check_open("log_image")
-        self.journal.keep_image(name, self._number, image)
+        self.journal.keep_image(name, self._loop.number, image)
 
     def log_text(self, name: str, text: str) -> None:
         """Put a text into the run's events and show it in the loggers, on rank 0; all ranks may call it."""
         self._check_open("log_text")
-        self.journal.keep_text(name, self._number, text)
+        self.journal.keep_text(name, self._loop.number, text)
 
     def state(self) -> dict[str, Tensor]:
         """Every tensor that training changes, under a name that says what it is."""
@@ -366,9 +305,9 @@ class Run:
             names = dict.fromkeys(name for theirs in digests for name in theirs)
             name = next(name for name in names if len({theirs.get(name) for theirs in digests}) > 1)
             raise LockstepError(f"after step {self.step} the ranks differ in {name}: was it changed outside of a step?")
-        if self._is_closed:
+        if self._loop.is_closed:
             return own
-        self._save_as_asked()
+        self._loop.save_as_asked()
         self._continuity.finish(**facts)
         self.journal.events.emit("end", self.step, digest=own, **facts)
         self.close()
@@ -376,119 +315,14 @@ class Run:
 
     def close(self, *, abandon: bool = False) -> None:
         """Let go of the folder and of the other ranks; `abandon`: without waiting for them. `finish` does it too."""
-        if not abandon:
-            self._save_as_asked()
-        self._drop_engine(abandon=abandon)
+        self._loop.close(abandon=abandon)
         self._continuity.close(abandon=abandon)
         self.journal.close()
-        self._is_closed = True
-
-    def _save_as_asked(self) -> None:
-        if self._save_asked is not None:
-            self.save(**self._save_asked)
-
-    def _stop_if_asked(self) -> None:
-        if self.stop_after is not None and self.step >= self.stop_after:
-            self._continuity.stop()
 
     def _check_open(self, what: str) -> None:
         """On every rank, or rank 0 alone would fail."""
-        if self._is_closed:
+        if self._loop.is_closed:
             raise UserError(f"run.{what}(…) after the run's end: run.open_steps(…) leaves it open, until run.finish()")
-
-    def _drop_engine(self, *, abandon: bool) -> None:
-        if self._engine is not None:
-            self._engine.close(abandon=abandon)
-            self._engine = None
-
-    def _start(self, loader: Loader, epochs: int | None, steps: int | None, saving: Saving) -> StepContext | None:
-        """Claim the folder and go on where it says; None if there is nothing to do in this call of `steps`."""
-        if not self._parts.models:
-            raise UserError("nothing to train: run.prepare(model) comes before run.steps(…)")
-        if self._parts.any_batch_norm:
-            check_batch_norm(self.world, loader)
-        self._parts.look_again()
-        self._drop_engine(abandon=False)
-        self._make_scaler(loader)
-        if self._settings is None:  # as the run begins: later on, rates may be others
-            self._settings = PlainSettings(numerics_of(self.options, loader) | optimizer_settings(self._parts))
-        if self.journal.folder is not None:
-            self._parts.check_kept()
-        self._is_closed = False
-        fingerprint = self._fingerprint(loader, self.length(loader, epochs=epochs, steps=steps))
-        self._continuity.open(self._settings, fingerprint)
-        if not self._continuity.begin_call(self._calls, epochs, steps, saving):
-            return None
-        length = self._length_of_call(loader)
-        is_exact = self.options.determinism == "lockstep"
-        resumed = self._continuity.take_up(loader, self._fingerprint(loader, length), is_exact=is_exact)
-        is_done = self._continuity.progress.is_at_its_end(_steps_per_epoch(loader))
-        self._tell_start(loader, length, resumed, is_done)
-        if is_done:
-            return None
-        self._engine = make_engine(self.world, loader, list(self._parts.models.values()), self.options)
-        return StepContext(
-            self._engine,
-            lane_key=key_of(self.seed, "lane"),
-            update_key=key_of(self.seed, "update") if loader.lanes.count > 1 else None,
-            precision=Precision(self.options.precision, self.world.device),
-            updater=self._make_updater(length),
-            investigator=Investigator(
-                self.options.on_nonfinite, loader.lanes, self._parts.parameter_names(), self.journal.tell_incident
-            ),
-            parameters=self._parts.parameters_of,
-            buffers=list(slots_of(self._parts.models.values())),
-        )
-
-    def _fingerprint(self, loader: Loader, length: RunLength) -> dict[str, Any]:
-        schedules = list(self._schedules.values())
-        return fingerprint_of(self.world, self.options, loader, self._parts, schedules, length)
-
-    def _length_of_call(self, loader: Loader) -> RunLength:
-        progress = self._continuity.progress
-        done = progress.step - progress.first_step
-        length = self.length(loader, epochs=progress.asked_epochs, steps=progress.asked_steps)
-        return length if length.total_steps is None else length._replace(total_steps=length.total_steps - done)
-
-    def _tell_start(self, loader: Loader, length: RunLength, resumed: str | None, is_done: bool) -> None:
-        self.journal.events.emit(
-            "start",
-            self.step,
-            processes=self.world.size,
-            device=self.world.device.type,
-            backend=self.world.backend,
-            launcher=self.world.launcher,
-            effective_batch=loader.global_batch,
-            lanes=loader.lanes.count,
-            speed_up_bound=loader.lanes.speed_up_bound,
-            total_steps=length.total_steps,
-            precision=self.options.precision,
-            learning_rates=self._parts.learning_rates(),
-            parameters=sum(parameter.numel() for parameter in self._parts.parameters_of(None)),
-            resumed=resumed,
-            is_done=is_done,
-            **self._facts,
-        )
-
-    def _make_scaler(self, loader: Loader) -> None:
-        if self.options.precision == "fp16" and self._parts.scaler is None:
-            self._parts.scaler = LossScaler(loader.global_batch or 1, self.world.device)
-
-    def _make_updater(self, length: RunLength) -> Updater:
-        rates = {
-            optimizer: schedule.bind(length) if isinstance(schedule, Schedule) else schedule
-            for optimizer, schedule in self._schedules.items()
-        }
-        averages = list(self._parts.averages.values())
-        return Updater(self.options, self._parts.scaler, rates, averages, self._continuity.before_update)
-
-    def _after(self, step: Step, data_s: float, compute_s: float) -> None:
-        self._continuity.look()
-        if self.journal.trace is not None:
-            self.journal.trace.record(step.number, step.loss, gradients_of(self._parts.models), self.state())
-        if step.every(self.log_every) and self.journal.folder is not None:
-            peaks = peak_memory_bytes(self.world.device)
-            self.journal.rank_log.emit("step", step.number, data_s=data_s, compute_s=compute_s, **peaks)
 
 
 @torch.no_grad()
@@ -497,10 +331,3 @@ def _take_from_rank_0(tensor: Tensor) -> None:
     if tensor.numel():
         flat = tensor.detach().contiguous().reshape(-1)
         tensor.copy_(broadcast(flat.view(torch.uint8)).view(tensor.dtype).view(tensor.shape))
-
-
-def _steps_per_epoch(loader: Loader) -> int | None:
-    try:
-        return len(loader)
-    except TypeError:  # of a stream, or of a DataLoader whose sampler does not say
-        return None

@@ -167,7 +167,7 @@ def test_the_engine_that_fits(determinism: Any, lanes: int, engine: type) -> Non
     run = Run(None, World(), determinism=determinism)
     run.prepare(nn.Linear(4, 3))
     for _ in run.open_steps(run.loader(DATA, 16, lanes=lanes), steps=1):
-        assert isinstance(run._engine, engine)
+        assert isinstance(run._loop.engine, engine)
         break
 
 

@@ -13,19 +13,9 @@ ALL = Retention(keep=100)
 ALONE = World()
 
 
-def save(
-    folder: Path,
-    step: int,
-    parts: Mapping[str, Any],
-    facts: Mapping[str, Any] | None = None,
-    *,
-    is_best: bool = False,
-    retention: Retention = ALL,
-    run_id: str = RUN_ID,
-    world: World = ALONE,
-) -> Path:
+def save(folder: Path, step: int, parts: Mapping[str, Any], *facts: Mapping[str, Any], **options: Any) -> Path:
     """Save, and wait for it; a failure is an assertion."""
-    outcome = try_to_save(folder, step, parts, facts, is_best=is_best, retention=retention, run_id=run_id, world=world)
+    outcome = try_to_save(folder, step, parts, *facts, **options)
     assert outcome.problem is None, outcome.problem
     return folder / f"step-{step}"
 

@@ -26,7 +26,7 @@ def test_names_are_sorted_and_all_there() -> None:
 def test_the_seeds_names_are_kept() -> None:
     promised = """
         Config Trainer World all_gather all_reduce barrier broadcast cleanup_distributed gather get_rank get_world_size
-        init_process_group is_main_process launch no_sync reduce_tensor scatter setup_distributed
+        init_process_group is_main_process launch load_checkpoint no_sync reduce_tensor scatter setup_distributed
     """
     assert set(promised.split()) <= set(lockstep.__all__)
 

@@ -12,6 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
+from lockstep.events.whole_files import flush as flush  # one of the few things
+
 _PIECE_BYTES = 4 * 2**20
 _HASHING_THREADS = 4  # more do not help: then memory or the disk is the limit
 
@@ -43,15 +45,6 @@ def rename(source: Path, target: Path) -> None:
     """Also to the disk: a rename that is only in memory is undone by a power cut."""
     source.replace(target)
     flush(target.parent)
-
-
-def flush(path: Path) -> None:
-    """Bring a file's content or a folder's entries to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def remove_folder(path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TextIO
 from lockstep.config.json_text import parse_json
 from lockstep.errors import UserError
 from lockstep.events.jsonl import read_lines
+from lockstep.events.whole_files import flush, write_whole
 
 FORMAT_VERSION = 1
 
@@ -107,7 +108,7 @@ class RunFolder:
         new = [path for path in (self.path, *self.path.parents) if not path.exists()]
         self.path.mkdir(parents=True, exist_ok=True)
         for path in new:
-            _flush(path.parent)
+            flush(path.parent)
 
     def _is_foreign(self) -> bool:
         if not self.path.exists() or self.facts.exists():
@@ -136,7 +137,7 @@ class RunFolder:
         return lock
 
     def _begin(self, settings: Settings, fingerprint: Mapping[str, Any]) -> str:
-        write_whole(self.config, settings.text(), flush=True)
+        write_whole(self.config, settings.text(), to_disk=True)
         facts = {
             "format": FORMAT_VERSION,
             "run_id": secrets.token_hex(8),
@@ -144,7 +145,7 @@ class RunFolder:
             "config_digest": settings.digest(),
             "fingerprint": dict(fingerprint),
         }
-        write_whole(self.facts, json.dumps(facts, indent=1) + "\n", flush=True)
+        write_whole(self.facts, json.dumps(facts, indent=1) + "\n", to_disk=True)
         return str(facts["run_id"])
 
     def read_facts(self) -> dict[str, Any]:
@@ -173,8 +174,8 @@ class RunFolder:
             changed = {**facts, "config_digest": settings.digest()}
             if changes:  # the run is another one from here on
                 changed["fingerprint"] = dict(fingerprint)
-            write_whole(self.config, settings.text(), flush=True)
-            write_whole(self.facts, json.dumps(changed, indent=1) + "\n", flush=True)
+            write_whole(self.config, settings.text(), to_disk=True)
+            write_whole(self.facts, json.dumps(changed, indent=1) + "\n", to_disk=True)
         return str(facts["run_id"])
 
     def _next_attempt(self) -> int:
@@ -182,23 +183,3 @@ class RunFolder:
             return 1
         attempts = (event.get("attempt") for event in read_lines(self.events))
         return 1 + max((attempt for attempt in attempts if isinstance(attempt, int)), default=0)
-
-
-def write_whole(path: Path, text: str, *, flush: bool = False) -> None:
-    """Whole or not at all: a reader never sees half a file. `flush`: nor does a power cut undo it."""
-    draft = path.with_name(f".{path.name}.draft")
-    draft.write_text(text)
-    if flush:
-        _flush(draft)
-    draft.replace(path)
-    if flush:
-        _flush(path.parent)
-
-
-def _flush(path: Path) -> None:
-    """Bring a file's content or a folder's entries to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

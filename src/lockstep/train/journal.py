@@ -11,7 +11,8 @@ from lockstep.errors import UserError
 from lockstep.events.event import Events, Sink, plain
 from lockstep.events.jsonl import JsonLines, Mark
 from lockstep.events.media import bounded, check_image, check_name, place_image
-from lockstep.events.run_folder import Claim, RunFolder, Settings, write_whole
+from lockstep.events.run_folder import Claim, RunFolder, Settings
+from lockstep.events.whole_files import write_whole
 from lockstep.world.objects import broadcast_object
 from lockstep.world.world import World
 

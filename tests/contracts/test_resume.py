@@ -3,6 +3,7 @@
 import random
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from itertools import cycle, repeat
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -165,10 +166,10 @@ def test_any_stops_processes_and_workers(stops: list[int], sizes: list[int], wor
     assert (ended.digest, ended.difficulty) == (whole.digest, whole.difficulty)
 
 
-def _whole(known: dict[str, Ended] = {}) -> Ended:  # noqa: B006  (trained once for all examples)
-    if not known:
-        known["whole"] = train_all(World(), None, None)
-    return known["whole"]
+@cache
+def _whole() -> Ended:
+    """Trained once for all examples."""
+    return train_all(World(), None, None)
 
 
 def test_the_digest_of_a_checkpoint_is_that_of_the_run(tmp_path: Path) -> None:

@@ -8,14 +8,13 @@ import errno
 import json
 import os
 from collections.abc import Iterator
-from io import FileIO
 from pathlib import Path
 from typing import Any
 
 from lockstep.checkpoint import disk
 from lockstep.checkpoint.manifest import CheckpointError, Manifest
 from lockstep.checkpoint.store import Store
-from lockstep.events.jsonl import read_lines
+from lockstep.events.jsonl import ends_with_newline, read_lines
 
 Line = dict[str, Any]  # {"commit", "parent", "step", "attempt", "processes", "spans"}
 
@@ -45,9 +44,9 @@ def write_line(path: Path, manifest: Manifest, store: Store | None = None) -> No
 
 
 def _append(path: Path, data: bytes) -> None:
-    with path.open("ab+", buffering=0) as file:
-        if file.tell() and not _ends_with_newline(file):
-            data = b"\n" + data  # a kill tore the last line: keep ours apart from it
+    with path.open("ab", buffering=0) as file:
+        if file.tell() and not ends_with_newline(path):
+            data = b"\n" + data  # keep ours apart from the torn line
         if file.write(data) != len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         os.fsync(file.fileno())
@@ -57,8 +56,3 @@ def _append(path: Path, data: bytes) -> None:
 def read_ledger(path: Path) -> Iterator[Line]:
     if path.exists():
         yield from read_lines(path)
-
-
-def _ends_with_newline(file: FileIO) -> bool:
-    file.seek(-1, os.SEEK_END)
-    return file.read(1) == b"\n"

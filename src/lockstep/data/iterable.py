@@ -17,9 +17,8 @@ from lockstep.data.cut import check_batch, check_tail
 from lockstep.data.lanes import choose_lanes, share_lanes
 from lockstep.data.prefetch import moved
 from lockstep.data.read_ahead import read_ahead
-from lockstep.data.samples import Collate
+from lockstep.data.reading import Reading
 from lockstep.data.streams import LaneReader, LaneStreams, Place, Reader, State, States
-from lockstep.data.workers import WorkerInit, Workers
 from lockstep.errors import UserError
 from lockstep.world.collectives import Operation, all_reduce
 from lockstep.world.world import World
@@ -32,9 +31,9 @@ class IterableLaneLoader:
     "short" when all lanes are empty. That takes one small all-reduce per batch. Before each `next` torch, numpy and
     `random` are seeded by (seed, epoch, lane, n-th sample).
 
-    `workers` processes read ahead, `prefetch` global batches, beyond an epoch's end too; with 0 this process reads, and
-    nothing ahead. Lanes are shared out among them, so more than this rank has lanes are of no use, and of a data set
-    without `lane` one worker reads all. See `LaneLoader` for their start and end.
+    `reading`: see `Reading`. Workers read beyond an epoch's end too; without them, nothing is read ahead. Lanes are
+    shared out among them, so more than this rank has lanes are of no use, and of a data set without `lane` one worker
+    reads all. See `LaneLoader` for their start and end.
 
     `state_dict()` is the position after the last batch yielded, of this rank's lanes: how many samples each has
     taken, and the iterator's own state where it has `state_dict` and `load_state_dict` (workers ask for it after every
@@ -53,17 +52,13 @@ class IterableLaneLoader:
         lanes: int | Literal["auto"] = "auto",
         seed: int = 0,
         tail: Literal["drop", "short", "pad"] = "drop",
-        workers: int = 0,
-        collate: Collate | None = None,
         lanes_per_rank: Sequence[int] | None = None,
-        prefetch: int = 2,
-        worker_init: WorkerInit | None = None,
+        **reading: Any,
     ) -> None:
         check_tail(tail)
         if tail == "pad":
             raise UserError("tail='pad' needs a data set with a length: use 'drop' or 'short' with an iterable one")
-        if prefetch < 1:
-            raise UserError(f"prefetch={prefetch}: expected 1 or more global batches")
+        how = Reading(**reading)
         num_lanes = choose_lanes(global_batch) if lanes == "auto" else lanes
         self.lanes = share_lanes(num_lanes, world.size, lanes_per_rank)
         check_batch(global_batch, num_lanes)
@@ -73,9 +68,9 @@ class IterableLaneLoader:
         self.tail = tail
         self._world = world
         self._own = self.lanes.of(world.rank)
-        self._workers = Workers(workers, worker_init)
-        self._prefetch = prefetch
-        collate = default_collate if collate is None else collate
+        self._workers = how.processes
+        self._prefetch = how.prefetch
+        collate = default_collate if how.collate is None else how.collate
         self._streams = LaneStreams(dataset, seed, num_lanes, global_batch // num_lanes, collate)
         self._saved = self._beginning()
         self._states: States | None = None  # of the iterator in use, if there is one

@@ -17,8 +17,8 @@ from lockstep.data.cut import Cut, Tail
 from lockstep.data.lanes import choose_lanes, share_lanes
 from lockstep.data.order import ORDER_VERSION, Order
 from lockstep.data.prefetch import moved
-from lockstep.data.samples import Collate, LaneRequest, num_samples, open_source
-from lockstep.data.workers import WorkerInit, Workers
+from lockstep.data.reading import Reading
+from lockstep.data.samples import LaneRequest, num_samples, open_source
 from lockstep.errors import UserError
 from lockstep.world.world import World
 
@@ -49,10 +49,9 @@ class LaneLoader:
     `tail` says what becomes of the samples left over at an epoch's end: "drop", "short" (smaller or empty lanes) or
     "pad" (full lanes; repeated samples get weight 0, and every batch carries weights).
 
-    `workers` processes fetch samples ahead, `prefetch` global batches of them; with 0 this process fetches. They are
-    started once per call of `batches`, not per epoch, end with the iterator, and use one torch thread each. The start
-    method is torch's default, on Linux fork: a forked process has none of this one's threads and cannot use CUDA, so
-    the data set must need neither.
+    `reading`: see `Reading`. Workers are started once per call of `batches`, not per epoch, end with the iterator, and
+    use one torch thread each. The start method is torch's default, on Linux fork: a forked process has none of this
+    one's threads and cannot use CUDA, so the data set must need neither.
     """
 
     exact = True  # the same batches at any number of processes, and after any interruption
@@ -67,14 +66,10 @@ class LaneLoader:
         seed: int = 0,
         tail: Tail = "drop",
         shuffle: bool = True,
-        workers: int = 0,
-        collate: Collate | None = None,
         lanes_per_rank: Sequence[int] | None = None,
-        prefetch: int = 2,
-        worker_init: WorkerInit | None = None,
+        **reading: Any,
     ) -> None:
-        if prefetch < 1:
-            raise UserError(f"prefetch={prefetch}: expected 1 or more global batches")
+        how = Reading(**reading)
         num_lanes = choose_lanes(global_batch) if lanes == "auto" else lanes
         self.lanes = share_lanes(num_lanes, world.size, lanes_per_rank)
         self.dataset = dataset
@@ -85,9 +80,9 @@ class LaneLoader:
         self._world = world
         self._own = self.lanes.of(world.rank)
         self._shuffle = shuffle
-        self._workers = Workers(workers, worker_init)
-        self._prefetch = prefetch
-        self._source = open_source(dataset, collate, seed, in_process=workers == 0)
+        self._workers = how.processes
+        self._prefetch = how.prefetch
+        self._source = open_source(dataset, how.collate, seed, in_process=how.workers == 0)
         self._weights: dict[int, Tensor] = {}
 
     def __len__(self) -> int:

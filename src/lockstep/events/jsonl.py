@@ -42,7 +42,7 @@ class JsonLines:
             self._hash = _sha256(path, self._size)
         except OSError as error:
             raise UserError(f"cannot write {path}: {error.strerror}") from None
-        if self._size and not _ends_with_newline(path):
+        if self._size and not ends_with_newline(path):
             self._append(b"\n")  # a kill tore the last line: keep ours apart from it
 
     def emit(self, event: Event) -> None:
@@ -118,7 +118,8 @@ def _sha256(path: Path, size: int) -> "hashlib._Hash":
     return sha256
 
 
-def _ends_with_newline(path: Path) -> bool:
+def ends_with_newline(path: Path) -> bool:
+    """Else a kill tore its last line. The file must not be empty."""
     with path.open("rb") as file:
         file.seek(-1, 2)
         return file.read(1) == b"\n"

@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -15,6 +16,10 @@ import psutil
 BIN = Path(sys.executable).parent
 LOCKSTEP = [sys.executable, "-m", "lockstep"]
 TORCHRUN = [str(BIN / "torchrun"), "--rdzv-endpoint=127.0.0.1:0", "--rdzv-backend=c10d", "--local-addr=127.0.0.1"]
+
+
+# What a killed agent leaves in shared memory is left here instead, and goes with the session.
+_MEMORY = tempfile.TemporaryDirectory(prefix="lockstep-test-memory-")
 
 
 class Finished(NamedTuple):
@@ -36,7 +41,7 @@ def started(command: Sequence[str], cwd: Path, env: dict[str, str] | None = None
     process = subprocess.Popen(
         list(command),
         cwd=cwd,
-        env=clean_environment() | (env or {}),
+        env=clean_environment() | {"LOCKSTEP_MEMORY": _MEMORY.name} | (env or {}),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -6,7 +6,7 @@ import signal
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -14,8 +14,10 @@ from lockstep import __version__
 from lockstep.commands import ckpt
 from lockstep.config import environment
 from lockstep.errors import EXIT_FAILED, EXIT_STOPPED, LockstepError, UserError, complain
-from lockstep.launcher.start import LaunchPlan, check_target, start
+from lockstep.launcher.plan import LaunchPlan, Supervision
+from lockstep.launcher.start import check_target, start
 from lockstep.launcher.worker import run_target, users_traceback
+from lockstep.supervision.stop_signals import StopRequested, raise_when_asked_to_stop
 
 if TYPE_CHECKING:
     from lockstep.config.schema import Config
@@ -175,14 +177,9 @@ def verify(
     raise typer.Exit(_verify_in(keep, config, changes, nproc, steps, as_json))
 
 
-class StopRequested(BaseException):
-    """Raised by SIGINT and SIGTERM. Not a KeyboardInterrupt: the argument parser would swallow that."""
-
-
 def main() -> None:
     """Run the command, and end with the exit code that says how it went."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _stop)
+    raise_when_asked_to_stop()
     supervised = environment.agent_pid() is not None  # then the agent tells, once for all ranks
     try:
         app()
@@ -197,10 +194,6 @@ def main() -> None:
             sys.exit(complain(error))
         print(users_traceback(error), file=sys.stderr, end="")
         sys.exit(EXIT_FAILED)
-
-
-def _stop(number: int, _frame: object) -> NoReturn:
-    raise StopRequested(signal.Signals(number).name)
 
 
 def _run_here(target: list[str]) -> None:
@@ -301,4 +294,4 @@ def _plan(
         if not nproc.isdecimal():
             raise UserError(f"-n {nproc}: expected a whole number, or auto")
         processes = int(nproc)
-    return LaunchPlan(processes, nnodes, node_rank, master_addr, master_port, rdzv_endpoint, max_restarts)
+    return LaunchPlan(processes, nnodes, node_rank, master_addr, master_port, rdzv_endpoint, Supervision(max_restarts))

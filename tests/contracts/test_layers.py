@@ -11,12 +11,13 @@ import lockstep
 PACKAGE = Path(lockstep.__file__).parent
 
 ORDER = tuple(
-    "errors config events launcher world data engine metrics checkpoint train search recipes "  # noqa: SIM905
+    "errors config events supervision launcher world data engine metrics checkpoint train search recipes "  # noqa: SIM905
     "observe commands cli".split()
 )
 # Beside the others rather than after them: what they may know.
 BESIDE = {
-    "launcher": {"errors", "config", "events"},
+    "supervision": {"errors", "config", "events"},
+    "launcher": {"errors", "config", "events", "supervision"},
     "observe": {"errors", "config", "events"},
     "testing": set(ORDER) - {"recipes", "observe", "commands", "cli"},
     "__init__": set(ORDER),  # names the public API, lazily

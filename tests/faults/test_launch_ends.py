@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 from lockstep.launcher.worker import STACK_DUMP_SIGNAL
 from tests.commands import BIN, LOCKSTEP, descendants, free_port, is_running, port_is_open, run, started, wait_for
 
+HOST = socket.gethostname()
 TWO = [*LOCKSTEP, "run", "-n", "2"]
 
 # Writes its process id, then does what its rank is told to: {"1": "raise"}.
@@ -85,11 +88,11 @@ def pids(folder: Path, pattern: str = "rank-*.pid") -> list[int]:
 @pytest.mark.parametrize(
     ("act", "first_line"),
     [
-        ("raise", "lockstep: rank 1 of 2 failed, the cause: ValueError: planted"),
-        ("kill", "lockstep: rank 1 of 2 failed, the cause: killed by SIGKILL"),
-        ("kill late", "lockstep: rank 1 of 2 failed, the cause: killed by SIGKILL"),
-        ("exit", "lockstep: rank 1 of 2 failed, the cause: exited with code 7"),
-        ("leave", "lockstep: rank 1 of 2 failed, the cause: it finished early (exit code 0)"),
+        ("raise", f"lockstep: rank 1 of 2 on {HOST} failed, the cause: ValueError: planted"),
+        ("kill", f"lockstep: rank 1 of 2 on {HOST} failed, the cause: killed by SIGKILL"),
+        ("kill late", f"lockstep: rank 1 of 2 on {HOST} failed, the cause: killed by SIGKILL"),
+        ("exit", f"lockstep: rank 1 of 2 on {HOST} failed, the cause: exited with code 7"),
+        ("leave", f"lockstep: rank 1 of 2 on {HOST} failed, the cause: it finished early (exit code 0)"),
     ],
 )
 def test_the_cause_comes_first_and_the_victims_in_one_line(tmp_path: Path, act: str, first_line: str) -> None:
@@ -129,7 +132,7 @@ dist.destroy_process_group()
 """
     finished = run([*TWO, "--max-restarts", "1", script(tmp_path, text)], tmp_path)
     assert finished.code == 0, finished.err
-    assert "rank 0 of 2 failed, the cause: RuntimeError: the first time only" in finished.err
+    assert f"rank 0 of 2 on {HOST} failed, the cause: RuntimeError: the first time only" in finished.err
     assert "restarting all ranks" in finished.err
     assert finished.out.count("fresh") == 4, finished.out
     assert "attempt 1 of rank 0" in finished.out
@@ -204,7 +207,9 @@ def test_a_stop_request_without_an_agent(tmp_path: Path, stop: signal.Signals) -
         process.send_signal(stop)
         _, err = process.communicate(timeout=20)
         assert process.returncode == 75
-        assert err == f"lockstep: stopped on request ({stop.name})\n"
+        asked, stopped = err.splitlines()
+        assert asked == f"lockstep: stopping after this step ({stop.name}); once more to end at once"
+        assert re.fullmatch(r"lockstep: stopped after step \d+, as asked: the same command goes on from there", stopped)
 
 
 def test_a_failure_without_an_agent_ends_alike(tmp_path: Path) -> None:
@@ -251,7 +256,7 @@ def test_the_agents_of_two_machines_blame_the_right_rank(tmp_path: Path) -> None
     with started([*agent, "--node-rank", "0", *actor], tmp_path) as first:
         second = run([*agent, "--node-rank", "1", *actor], tmp_path)
         _, err = first.communicate(timeout=60)
-    assert "rank 1 of 2 failed, the cause: ValueError: planted" in second.err
+    assert f"rank 1 of 2 on {HOST} failed, the cause: ValueError: planted" in second.err
     assert err == "lockstep: rank 0 of 2: victims of a rank on another machine; see there\n"
     assert (first.returncode, second.code) == (3, 3)
 
@@ -403,4 +408,7 @@ sys.exit("complaint")
 """
     finished = run([*LOCKSTEP, "run", "-n", "1", script(tmp_path, text)], tmp_path)
     assert finished.out == "main thread at exit "
-    assert finished.err.splitlines() == ["complaint", "lockstep: rank 0 of 1 failed, the cause: exited with code 1"]
+    assert finished.err.splitlines() == [
+        "complaint",
+        f"lockstep: rank 0 of 1 on {HOST} failed, the cause: exited with code 1",
+    ]

@@ -25,8 +25,11 @@ DEFAULT_PORT = 29500
 
 # Set by our agent for its workers.
 AGENT_PID = "LOCKSTEP_AGENT_PID"
-FAILURE_FOLDER = "LOCKSTEP_FAILURE_FOLDER"
+SUPERVISION_FOLDER = "LOCKSTEP_SUPERVISION"
 SPAWNED_BY_LAUNCH = "LOCKSTEP_SPAWNED_BY_LAUNCH"
+
+# Set by the user: where shared memory is, if not in the usual place.
+MEMORY_FOLDER = "LOCKSTEP_MEMORY"
 
 
 @dataclass(frozen=True)
@@ -132,10 +135,16 @@ def agent_pid() -> int | None:
     return int(pid) if pid else None
 
 
-def failure_report_path() -> Path | None:
-    """Where this worker is to leave word of its failure for its agent, if it has one."""
-    folder = os.environ.get(FAILURE_FOLDER)
-    return Path(folder) / f"rank-{read_placement().rank}.json" if folder else None
+def supervision_folder() -> Path | None:
+    """Where this worker and its agent leave each other word, if it has one."""
+    folder = os.environ.get(SUPERVISION_FOLDER)
+    return Path(folder) if folder else None
+
+
+def memory_folder() -> Path | None:
+    """Where files lie in memory rather than on a disk, if there is such a place that we may write to."""
+    folder = Path(os.environ.get(MEMORY_FOLDER) or "/dev/shm")
+    return folder if folder.is_dir() and os.access(folder, os.W_OK | os.X_OK) else None
 
 
 def spawned_by_launch() -> bool:

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset,
 
 from lockstep.data.order import Indices
 from lockstep.errors import UserError
+from lockstep.supervision import pulse
 from lockstep.world.randomness import key_of, seed_cpu_streams, undisturbed_streams
 
 Collate: TypeAlias = Callable[[list[Any]], Any]
@@ -122,18 +123,22 @@ class SampleSource:
         samples = []
         for index in indices:
             seed_cpu_streams(key_of(self._seed, "sample", epoch, index))
+            pulse.read_sample(index)
             try:
                 samples.append(self._dataset[index])
             except Exception as error:
                 error.add_note(f"lockstep: while reading sample {index} of the data set (epoch {epoch}, lane {lane})")
                 raise
+        pulse.all_samples_read()
         return samples
 
     def _read_many(self, epoch: int, lane: int, indices: list[int]) -> list[Any]:
         seed_cpu_streams(key_of(self._seed, "samples", epoch, indices[0]))
+        pulse.read_sample(indices[0])
         with explained(f"reading the samples {_listed(indices)} of the data set (epoch {epoch}, lane {lane})"):
             samples: list[Any] = self._dataset.__getitems__(indices)
-            return samples
+        pulse.all_samples_read()
+        return samples
 
 
 def _table_of(dataset: Any) -> tuple[tuple[Tensor, ...], Tensor | None] | None:

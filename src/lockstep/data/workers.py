@@ -1,5 +1,6 @@
 """Who fetches: this process, or worker processes ahead of it. Either way results come in the order of the requests."""
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from lockstep.errors import UserError
+from lockstep.launcher.kinship import die_with_parent
+from lockstep.supervision import pulse
 from lockstep.world.world import World
 
 WorkerInit: TypeAlias = Callable[[int], None]
@@ -49,7 +52,7 @@ class Workers:
                 num_workers=self.count,
                 prefetch_factor=-(-ahead // self.count),
                 pin_memory=world.device.type == "cuda",
-                worker_init_fn=self.init,
+                worker_init_fn=_Begin(os.getpid(), self.init),
                 generator=torch.Generator(),  # else it draws a number from the caller's
             )
         )
@@ -58,6 +61,20 @@ class Workers:
         finally:
             # torch does this when the iterator is collected, but a traceback that is kept would put that off.
             results._shutdown_workers()  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class _Begin:
+    """What a worker process does first."""
+
+    parent: int
+    init: WorkerInit | None
+
+    def __call__(self, number: int) -> None:
+        die_with_parent(self.parent)
+        pulse.begin_data_worker(number)
+        if self.init is not None:
+            self.init(number)
 
 
 class _Answers(Dataset[Any]):

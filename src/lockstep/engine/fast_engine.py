@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from lockstep.data.lanes import Lanes
 from lockstep.engine.engine import BackwardPasses, all_parameters, inputs_for, run_backward
 from lockstep.engine.gradients import Gradients, add_gradients, scale_gradients
+from lockstep.engine.requests import Requests
 from lockstep.engine.table import LaneTable, Terms
 from lockstep.errors import UserError
 from lockstep.world.collectives import broadcast
@@ -34,9 +35,16 @@ _PRECISE = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 class FastEngine:
     def __init__(
-        self, world: World, lanes: Lanes, models: Sequence[nn.Module], *, find_unused_parameters: bool = False
+        self,
+        world: World,
+        lanes: Lanes,
+        models: Sequence[nn.Module],
+        *,
+        find_unused_parameters: bool = False,
+        requests: Requests | None = None,
     ) -> None:
         self.world = world
+        self.requests = Requests() if requests is None else requests
         self.lanes = lanes
         self.last_lane = lanes.of(world.rank)[-1]
         self._models = models
@@ -159,7 +167,7 @@ class FastPass:
     def _synchronising(self, losses: Sequence[Tensor]) -> Tensor:
         """All counts of this rank are known here: ask for the other ranks', to wait for them when they are needed."""
         if self._engine.world.size > 1:
-            self._rows = self._table.local()
+            self._rows = self._table.local(self._engine.requests.pass_on())
             self._work = dist.all_reduce(self._rows, async_op=True)
         self._is_shared = True
         if len(self._table.names) <= 1:
@@ -188,6 +196,7 @@ class FastPass:
         if self._work is not None and self._rows is not None:
             self._work.wait()
             self._table.complete(self._rows)
+            self._engine.requests.hear(self._table.asked)
             self._work = None
 
     def _factor(self, term: int) -> Tensor:

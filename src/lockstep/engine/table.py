@@ -17,7 +17,7 @@ Terms = Mapping[str, Term]
 ONLY_TERM = "loss"  # the name of a loss that is one sum and one count
 MAX_TERMS = 8
 
-_SIZE, _NAMES, _NUM_TERMS, _FIRST_COUNT, _FIRST_SUM = 0, 1, 2, 3, 3 + MAX_TERMS
+_SIZE, _NAMES, _NUM_TERMS, _ASKED, _FIRST_COUNT, _FIRST_SUM = 0, 1, 2, 3, 4, 4 + MAX_TERMS
 _NUM_COLUMNS = _FIRST_SUM + MAX_TERMS
 
 
@@ -70,14 +70,14 @@ class LaneTable:
                 row.sums[number] = row.sums[number] + value
                 row.counts[number] += count
 
-    def local(self) -> Tensor:
-        """The table in fp64, with this rank's rows only; zeros elsewhere."""
+    def local(self, asked: int = 0) -> Tensor:
+        """The table in fp64, with this rank's rows only; zeros elsewhere. `asked`: for all ranks, [Note: requests]."""
         table = torch.zeros(self._num_lanes, _NUM_COLUMNS, dtype=torch.float64)
         num_terms, names = len(self.names), _fingerprint(self.names)
         for lane, row in self._rows.items():
             numbers = [count if isinstance(count, int | float) else 0.0 for count in row.counts]
             table[lane, : _FIRST_COUNT + len(numbers)] = torch.tensor(
-                [row.size, names, num_terms, *numbers], dtype=torch.float64
+                [row.size, names, num_terms, asked, *numbers], dtype=torch.float64
             )
         table = table.to(self._device)
         for lane, row in self._rows.items():
@@ -128,6 +128,11 @@ class LaneTable:
         if self._shared is None:
             return [torch.stack([loss_sum for row in self._rows.values() for loss_sum in row.sums])]
         return [self._shared[:, _FIRST_SUM : _FIRST_SUM + self.num_terms]]
+
+    @property
+    def asked(self) -> Tensor:
+        """What the ranks ask for, by lane; once all ranks' rows are here."""
+        return self._all_rows[:, _ASKED]
 
     def nonfinite_lanes(self) -> list[int]:
         sums = self._all_rows[:, _FIRST_SUM : _FIRST_SUM + self.num_terms]

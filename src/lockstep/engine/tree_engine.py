@@ -16,6 +16,7 @@ from lockstep.engine.channel import Channel, Job
 from lockstep.engine.engine import BackwardPasses, all_parameters, inputs_for, require_no_gradients, run_backward
 from lockstep.engine.exchange import choose_exchange
 from lockstep.engine.gradients import GradientTree, ManyRanksGradients, OneRankGradients, Scale, add_gradients
+from lockstep.engine.requests import Requests
 from lockstep.engine.table import LaneTable, Terms
 from lockstep.errors import UserError
 from lockstep.world.world import World
@@ -32,10 +33,12 @@ class TreeEngine:
         *,
         buffer_rules: Mapping[str, Rule],
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        requests: Requests | None = None,
     ) -> None:
         for model in models:
             _refuse_collectives_in_forward(model)
         self.world = world
+        self.requests = Requests() if requests is None else requests
         self._models = models
         self.lanes = lanes
         self.own_lanes = lanes.of(world.rank)
@@ -177,7 +180,9 @@ class TreePass:
         """Ask for the other ranks' sums and counts; before the first gradients leave, because those wait for them."""
         channel = self._engine.channel
         if channel is not None and self._table_job is None:
-            self._table_job = channel.submit(self._exchange_table, self._table.local(), channel.group)
+            self._table_job = channel.submit(
+                self._exchange_table, self._table.local(self._engine.requests.pass_on()), channel.group
+            )
 
     def _all_trees(self) -> list[GradientTree]:
         if not self._trees:
@@ -201,6 +206,7 @@ class TreePass:
     def _exchange_table(self, rows: Tensor, group: dist.ProcessGroup | None) -> None:
         dist.all_reduce(rows, group=group)
         self._table.complete(rows)
+        self._engine.requests.hear(self._table.asked)
         if rows.is_cpu:  # reading it would make a GPU wait, in every step
             self._table.check_names()
 

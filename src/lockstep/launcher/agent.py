@@ -1,35 +1,57 @@
-"""The agent of one machine: torch's elastic agent, with our store, our worker module and our words for a failure."""
+"""The agent of one machine: torch's elastic agent, with our store, our processes and our words for what happens."""
 
 import logging
 import os
 import signal
+import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
-from subprocess import Popen
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, SubprocessContext
+from torch.distributed.elastic.agent.server.api import (
+    RunResult,
+    SimpleElasticAgent,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
+from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from lockstep.config import environment
 from lockstep.config.environment import Node, is_loopback
 from lockstep.errors import EXIT_STOPPED
-from lockstep.launcher.failure import RankEnd, Verdict, explain, only_victims, read_announced_end, read_report
+from lockstep.launcher.plan import Supervision
+from lockstep.launcher.processes import Processes
 from lockstep.launcher.rendezvous import FreshStoreRendezvous
+from lockstep.launcher.restarts import Restarts
 from lockstep.launcher.store import loopback_interface
+from lockstep.supervision.failure import (
+    RankEnd,
+    Scene,
+    Verdict,
+    explain,
+    only_victims,
+    read_announced_end,
+    read_report,
+)
+from lockstep.supervision.incidents import keep_incident
+from lockstep.supervision.memory import OutOfMemoryKills
+from lockstep.supervision.pulse import Page, Reading
+from lockstep.supervision.rank_files import RankFiles
 
 _POLL_INTERVAL_S = 0.1
 _CAUSE_MAY_LAG_S = 3.0
 _INTERRUPT_GRACE_S = 5.0
+_MAX_PATH_BYTES = 4096
+
+_STOP_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT") if hasattr(signal, name)]
 
 
 def count_devices() -> int:
@@ -40,112 +62,219 @@ def count_devices() -> int:
 
 
 def run_agent(
-    command: Sequence[str], nproc: int, node: Node, *, max_restarts: int = 0, rdzv_endpoint: str | None = None
+    processes: Processes, nproc: int, node: Node, supervision: Supervision, *, rdzv_endpoint: str | None = None
 ) -> int:
-    """Run `command` on `nproc` processes until all are done or one fails; return the exit code."""
-    with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
+    """Run the processes' target on `nproc` of them until all are done or no restart helps; return the exit code."""
+    with tempfile.TemporaryDirectory(prefix="lockstep-", dir=environment.memory_folder()) as folder:
         spec = WorkerSpec(
             role="default",
             local_world_size=nproc,
-            entrypoint=command[0],
-            args=tuple(command[1:]),
+            entrypoint="lockstep",
             rdzv_handler=_rendezvous(node, rdzv_endpoint),
-            max_restarts=max_restarts,
-            monitor_interval=_POLL_INTERVAL_S,
+            max_restarts=supervision.max_restarts,
+            monitor_interval=0.001,  # `_monitor_workers` itself waits
         )
-        agent = _Agent(spec, Path(folder), say=lambda text: print(f"lockstep: {text}", file=sys.stderr, flush=True))
-        with _quiet_elastic(), _signal_handlers_restored(), environment.exported(_for_workers(node, folder)):
+        agent = _Agent(spec, processes, Path(folder), supervision)
+        with _quiet_elastic(), _stop_signals_raise(), environment.exported(_for_workers(node, folder)):
             try:
                 result = agent.run()
             except SignalException as stop:
-                agent.say(f"stopped on request ({stop.sigval.name})")
+                agent.say(agent.stop_words or f"stopped on request ({stop.sigval.name})")
                 return EXIT_STOPPED
     if result is None or result.is_failed():
         return agent.verdict.exit_code if agent.verdict else EXIT_STOPPED
     return 0
 
 
-class _Agent(LocalElasticAgent):
-    """Sees each rank's end as it happens: afterwards the elastic agent has stopped the rest, and all look alike."""
+class _Agent(SimpleElasticAgent):
+    """Sees each rank's end as it happens, tells the cause from its victims, and decides about restarts itself."""
 
-    def __init__(self, spec: WorkerSpec, failure_folder: Path, say: Callable[[str], None]) -> None:
-        super().__init__(spec, DefaultLogsSpecs(log_dir=os.devnull))
-        self.say = say
+    def __init__(self, spec: WorkerSpec, processes: Processes, folder: Path, supervision: Supervision) -> None:
+        super().__init__(spec)
         self.verdict: Verdict | None = None
-        self._failure_folder = failure_folder
+        self.stop_words = ""  # of a rank that stopped on request
+        self._processes = processes
+        self._folder = folder
+        self._supervision = supervision
+        self._restarts = Restarts(supervision.max_restarts)
+        self._memory_kills = OutOfMemoryKills()
+        self._pages: dict[int, Page] = {}  # by rank, of those that have begun
+
+    def say(self, text: str) -> None:
+        print(f"lockstep: {text}", file=sys.stderr, flush=True)
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        self._pages = {}
+        self._memory_kills = OutOfMemoryKills()
+        for path in self._folder.iterdir():
+            path.unlink()
+        ranks = self._processes.start([self._variables(worker_group, worker) for worker in worker_group.workers])
+        return {local_rank: rank.pid for local_rank, rank in enumerate(ranks)}
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        self._processes.look(_POLL_INTERVAL_S)
         ends = self._ends(worker_group)
-        if any(end.exit_code for end in ends):
-            ends = self._await_the_cause(worker_group)
-        result: RunResult = super()._monitor_workers(worker_group)
-        if result.is_failed():
-            if not any(end.exit_code for end in ends):  # a rank ended after we had looked
-                ends = [_less_our_own_signal(end) for end in self._ends(worker_group)]
-            self.verdict = explain(ends, worker_group.workers[0].world_size)
-            for message in self.verdict.messages:
-                self.say(message)
-            if self._remaining_restarts > 0:
-                self.say(f"restarting all ranks ({self._remaining_restarts} restarts left)")
-            for path in self._failure_folder.iterdir():
-                path.unlink()
-        return result
+        if all(end.exit_code == 0 for end in ends) and not any(rank.is_running for rank in self._processes.ranks):
+            return RunResult(WorkerState.SUCCEEDED, {end.rank: None for end in ends})
+        if any(rank.exit_code for rank in self._processes.ranks):
+            self._conclude(explain(self._await_the_cause(worker_group), self._scene(worker_group)))
+            return RunResult(WorkerState.FAILED)
+        return RunResult(WorkerState.HEALTHY)
 
-    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *args: Any, **limits: Any) -> None:
-        """Ask the ranks to end; while we wait for them, one more signal kills them at once.
+    def _stop_workers(self, *_: Any, **__: Any) -> None:
+        self._processes.end()
 
-        The rest is what this torch's agent passes itself: 2.13 a timeout, 2.11 nothing.
+    def _shutdown(self, death_sig: signal.Signals | None = None, *_: Any, **__: Any) -> None:
+        """Torch calls it at the end, whatever the end is; with a signal after a stop request alone.
+
+        The other arguments are what this torch's agent passes itself: 2.13 a timeout, 2.11 nothing.
         """
-        running = [process for process in self._processes().values() if process.poll() is None]
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: _send(running, signal.SIGKILL))
-        if running:  # said only now: who reads it may take us at our word at once
-            self.say(f"stopping {len(running)} ranks ({death_sig.name}); once more to kill them at once")
-        if death_sig == signal.SIGINT:
-            # Python may lose an interrupt, in an import for one: what is left after a while is asked in plainer words.
-            _send(running, signal.SIGINT)
-            deadline = time.monotonic() + _INTERRUPT_GRACE_S
-            while any(process.poll() is None for process in running) and time.monotonic() < deadline:
-                time.sleep(_POLL_INTERVAL_S)
-            death_sig = signal.SIGTERM
-        super()._shutdown(death_sig, *args, **limits)
+        if death_sig is not None:
+            self._stop_on_request(death_sig)
+        self._processes.end()
+
+    def _stop_on_request(self, number: signal.Signals) -> None:
+        """Ask the ranks to end, and wait for them; one more signal kills them at once."""
+        running = [rank for rank in self._processes.ranks if rank.is_running]
+        if not running:
+            return
+        is_urgent = False
+
+        def hurry(*_: object) -> None:
+            nonlocal is_urgent
+            is_urgent = True
+
+        for each in _STOP_SIGNALS:
+            signal.signal(each, hurry)
+        for rank in running:
+            rank.send(number)
+        # Said only now: who reads it may take us at our word at once.
+        self.say(f"stopping {len(running)} ranks ({number.name}); once more to kill them at once")
+        asked_at = time.monotonic()
+        is_plain = number != signal.SIGINT
+        while not is_urgent and not self._processes.await_ends(_POLL_INTERVAL_S):
+            waited_s = time.monotonic() - asked_at
+            if waited_s > self._supervision.grace_s:
+                self.say(f"not all ranks have ended within {self._supervision.grace_s:g} s: killing them (--grace)")
+                break
+            if not is_plain and waited_s > _INTERRUPT_GRACE_S:
+                # Python may lose an interrupt, in an import for one: who did not hear it is asked in plainer words.
+                is_plain = True
+                for local_rank, rank in enumerate(self._processes.ranks):
+                    reading = self._reading(self._worker_group.workers[local_rank].global_rank)
+                    if reading is None or not reading.is_stopping:
+                        rank.send(signal.SIGTERM)
+        for end in self._ends(self._worker_group):
+            if end.report is not None and end.report.exit_code == EXIT_STOPPED:
+                self.stop_words = end.report.error.partition(": ")[2]
+
+    def _conclude(self, verdict: Verdict) -> None:
+        """Say what happened, keep it, and decide whether to go on; the elastic agent does as the count tells it."""
+        self.verdict = verdict
+        for message in verdict.messages:
+            self.say(message)
+        readings = {worker.global_rank: self._reading(worker.global_rank) for worker in self._worker_group.workers}
+        step = max((reading.step for reading in readings.values() if reading is not None), default=0)
+        decision = self._restarts.decide(verdict, step)
+        if not verdict.is_final:
+            self._keep_incident("crash", verdict, readings)
+        if decision.goes_on and self._restarts.is_stuck:
+            self._shrink()
+        if decision.why:
+            self.say(decision.why)
+        self._remaining_restarts = int(decision.goes_on)
+
+    def _shrink(self) -> None:
+        spec, least = self._worker_group.spec, self._supervision.min_nproc
+        if least is not None and spec.local_world_size > least:
+            spec.local_world_size -= 1
+            self.say(
+                f"going on with {spec.local_world_size} processes on this machine: a restart with more did not help"
+            )
+
+    def _keep_incident(self, kind: str, verdict: Verdict, readings: dict[int, Reading | None]) -> None:
+        folder = self._incidents_folder()
+        if folder is None:
+            return
+        places = {
+            str(rank): None if reading is None else {"step": reading.step, "phase": reading.phase.name.lower()}
+            for rank, reading in readings.items()
+        }
+        facts = {
+            "rank": verdict.rank,
+            "host": socket.gethostname(),
+            "cause": verdict.cause,
+            "victims": list(verdict.victims),
+            "world_size": self._worker_group.workers[0].world_size,
+            "attempt": self._restarts.num_made,
+            "ranks": places,
+        }
+        try:
+            path = keep_incident(folder, kind, "\n".join(verdict.messages), facts)
+        except OSError as error:
+            self.say(f"the report could not be kept in {folder}: {error.strerror or error}")
+        else:
+            self.say(f"the report is in {path}")
+
+    def _incidents_folder(self) -> Path | None:
+        """Of the run folder that a rank has opened, if any has."""
+        for worker in self._worker_group.workers:
+            with suppress(OSError, UnicodeDecodeError):
+                with self._files(worker.global_rank).run_folder.open() as file:
+                    run_folder = Path(file.read(_MAX_PATH_BYTES))
+                if run_folder.is_dir():
+                    return run_folder / "incidents"
+        return self._supervision.incidents
 
     def _await_the_cause(self, worker_group: WorkerGroup) -> list[RankEnd]:
         """A rank closes its connections before it is quite dead: its victims can be seen to end first."""
         deadline = time.monotonic() + _CAUSE_MAY_LAG_S
         while only_victims(ends := self._ends(worker_group)) and time.monotonic() < deadline:
-            time.sleep(_POLL_INTERVAL_S / 2)
+            self._processes.look(_POLL_INTERVAL_S / 2)
         return ends
 
     def _ends(self, worker_group: WorkerGroup) -> list[RankEnd]:
-        """How each rank stands, before the elastic agent reacts to any of them."""
-        processes = self._processes()
+        """How each rank stands."""
         ends = []
-        for worker in worker_group.workers:
-            path = self._failure_folder / f"rank-{worker.global_rank}.json"
-            exit_code = processes[worker.local_rank].poll()
-            if exit_code is None:
-                exit_code = read_announced_end(path)
-            ends.append(RankEnd(worker.global_rank, exit_code, read_report(path)))
+        for worker, process in zip(worker_group.workers, self._processes.ranks, strict=True):
+            files = self._files(worker.global_rank)
+            exit_code = read_announced_end(files.end) if process.is_running else process.exit_code
+            reading = self._reading(worker.global_rank)
+            ends.append(RankEnd(worker.global_rank, exit_code, read_report(files.report), reading))
         return ends
 
-    def _processes(self) -> dict[int, Popen[bytes]]:
-        if not isinstance(self._pcontext, SubprocessContext):
-            return {}  # nothing has been started yet
-        return {local_rank: handler.proc for local_rank, handler in self._pcontext.subprocess_handlers.items()}
+    def _reading(self, rank: int) -> Reading | None:
+        if rank not in self._pages:
+            with suppress(OSError, ValueError):  # not there yet, or still empty
+                self._pages[rank] = Page(self._files(rank).pulse)
+        return self._pages[rank].read() if rank in self._pages else None
 
+    def _files(self, rank: int) -> RankFiles:
+        return RankFiles(self._folder, rank)
 
-def _send(processes: Sequence[Popen[bytes]], number: signal.Signals) -> None:
-    """To each process and all it started: every rank leads a group of its own."""
-    for process in processes:
-        if process.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, number)
+    def _scene(self, worker_group: WorkerGroup) -> Scene:
+        return Scene(worker_group.workers[0].world_size, socket.gethostname(), self._memory_kills.any_since())
 
-
-def _less_our_own_signal(end: RankEnd) -> RankEnd:
-    """Seen after the elastic agent has stopped the ranks: one that ended by its signal was running until then."""
-    return replace(end, exit_code=None) if end.exit_code == -signal.SIGTERM else end
+    def _variables(self, worker_group: WorkerGroup, worker: Any) -> dict[str, str]:
+        """What torchrun sets for a worker, by the same names."""
+        spec = worker_group.spec
+        return {
+            "RANK": str(worker.global_rank),
+            "LOCAL_RANK": str(worker.local_rank),
+            "WORLD_SIZE": str(worker.world_size),
+            "LOCAL_WORLD_SIZE": str(spec.local_world_size),
+            "GROUP_RANK": str(worker_group.group_rank),
+            "GROUP_WORLD_SIZE": str(worker_group.group_world_size),
+            "ROLE_NAME": spec.role,
+            "ROLE_RANK": str(worker.role_rank),
+            "ROLE_WORLD_SIZE": str(worker.role_world_size),
+            "MASTER_ADDR": str(worker_group.master_addr),
+            "MASTER_PORT": str(worker_group.master_port),
+            "TORCHELASTIC_RESTART_COUNT": str(self._restarts.num_made),
+            "TORCHELASTIC_MAX_RESTARTS": str(self._supervision.max_restarts),
+            "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
+            "TORCHELASTIC_USE_AGENT_STORE": str(spec.rdzv_handler.use_agent_store),
+        }
 
 
 def _rendezvous(node: Node, endpoint: str | None) -> RendezvousHandler:
@@ -155,10 +284,10 @@ def _rendezvous(node: Node, endpoint: str | None) -> RendezvousHandler:
     return get_rendezvous_handler(parameters)
 
 
-def _for_workers(node: Node, failure_folder: str) -> dict[str, str]:
+def _for_workers(node: Node, folder: str) -> dict[str, str]:
     variables = {
         environment.AGENT_PID: str(os.getpid()),
-        environment.FAILURE_FOLDER: failure_folder,
+        environment.SUPERVISION_FOLDER: folder,
         # A constant, never cores / processes: the number of threads changes the bits of a sum.
         "OMP_NUM_THREADS": str(environment.threads_per_process()),
     }
@@ -182,12 +311,18 @@ def _quiet_elastic() -> Iterator[None]:
 
 
 @contextmanager
-def _signal_handlers_restored() -> Iterator[None]:
-    """The elastic agent installs handlers for good; a script that called `launch` wants its own back."""
-    names = [name for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT") if hasattr(signal, name)]
-    before = {name: signal.getsignal(getattr(signal, name)) for name in names}
+def _stop_signals_raise() -> Iterator[None]:
+    """As the elastic agent expects it; a script that called `launch` gets its own handlers back."""
+
+    def stop(number: int, _frame: object) -> NoReturn:
+        raise SignalException(f"stopped by signal {number}", sigval=signal.Signals(number))
+
+    before = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:  # as nohup and shells' background jobs want it
+            signal.signal(number, stop)
     try:
         yield
     finally:
-        for name, handler in before.items():
-            signal.signal(getattr(signal, name), handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,11 +1,11 @@
 """The module every worker starts through: `python -m lockstep.launcher.worker [-m] TARGET [args …]`.
 
-It ties the process to its agent, makes its stack readable from outside, runs the user's script as `python` would, and
-leaves word of a failure where the agent finds it. Scripts that never import lockstep are covered too.
+It makes the process's stack readable from outside, has it show its pulse, runs the user's script as `python` would, and
+leaves word of a failure where the agent finds it. Scripts that never import lockstep are covered too. A warm rank is
+a fork that begins in `main`: see [Note: nursery].
 """
 
 import atexit
-import ctypes
 import faulthandler
 import json
 import os
@@ -20,47 +20,52 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from lockstep.config import environment
 from lockstep.errors import LockstepError
+from lockstep.supervision import pulse
+from lockstep.supervision.rank_files import RankFiles
+from lockstep.supervision.stacks import ASK_FOR_STACKS
 
 if sys.platform != "win32":
-    # Not SIGUSR1: Slurm sends that to announce the end of a job's time.
+    # For people, to the terminal. Not SIGUSR1: Slurm sends that to announce the end of a job's time.
     STACK_DUMP_SIGNAL = signal.SIGUSR2
 
-_PR_SET_PDEATHSIG = 1
 
-
-def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when its parent dies, even by SIGKILL. Linux only; elsewhere a no-op."""
-    if sys.platform != "linux":
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:  # it died before we asked
-        os._exit(1)
-
-
-def main() -> None:
-    report_path = environment.failure_report_path()  # now: the script may change the environment
-    if (agent_pid := environment.agent_pid()) is not None:
-        die_with_parent(agent_pid)
+def main(arguments: list[str]) -> NoReturn:
+    files = RankFiles.own()  # now: the script may change the environment
     if sys.platform != "win32":
         faulthandler.register(STACK_DUMP_SIGNAL, all_threads=True)
+    if files is not None:
+        _show_pulse(files)
     # Whole lines, at once: several ranks share a terminal, and a pipe would hold a dying rank's last words back.
     sys.stdout.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
     code = 0
     try:
-        run_target(sys.argv[1:])
+        run_target(arguments)
     except SystemExit as request:
         code = _exit_code(request)
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
     except Exception as error:
         code = 1
-        if report_path is not None:
-            leave_report(error, report_path)  # the agent prints it, so that the culprit's traceback comes first
+        if files is not None:
+            leave_report(error, files.report)  # the agent prints it, so that the culprit's traceback comes first
         else:
             print(users_traceback(error), file=sys.stderr, end="")
-    _leave(code, report_path)
+    _leave(code, files)
+
+
+def _show_pulse(files: RankFiles) -> None:
+    """Have the agent see where this rank is, and its stacks when it asks for them."""
+    pulse.begin(files.pulse)
+    if "torch" in sys.modules:  # a warm rank: scripts that never import lockstep show their steps all the same
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        register_optimizer_step_post_hook(lambda *_: pulse.count_foreign_step())
+    pulse.enter(pulse.Phase.SCRIPT)
+    if ASK_FOR_STACKS is not None:
+        # Kept open for the life of the process: the dump is written by a signal handler, which can open nothing.
+        stacks = os.open(files.stacks, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        faulthandler.register(ASK_FOR_STACKS, file=stacks, all_threads=True)
 
 
 def _exit_code(request: SystemExit) -> int:
@@ -71,15 +76,17 @@ def _exit_code(request: SystemExit) -> int:
     return 1
 
 
-def _leave(code: int, report_path: Path | None) -> NoReturn:
+def _leave(code: int, files: RankFiles | None) -> NoReturn:
     """End this process as the interpreter would, up to the point where only memory is left to tidy up.
 
     Beyond that point torch's gloo threads can abort a rank whose work is done: after DistributedDataParallel was used
     they outlive their process group, and a run that succeeded would end as one that was killed.
     """
-    if report_path is not None:
+    if code == 0:  # else where it failed is what its agent wants to know
+        pulse.enter(pulse.Phase.LEAVING)
+    if files is not None:
         # The rest can take seconds. Ranks that still wait for this one fail meanwhile, and are not to blame.
-        report_path.with_suffix(".end").write_text(str(code))
+        files.end.write_text(str(code))
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -126,10 +133,12 @@ def users_traceback(error: Exception) -> str:
 
 
 def _is_before_the_users(frame: FrameType) -> bool:
-    package, _, module = frame.f_globals.get("__name__", "").partition(".")
-    if frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+    package, _, module = str(frame.f_globals.get("__name__", "")).partition(".")
+    if frame.f_code.co_filename in (runpy.__file__, "<frozen runpy>") or package == "typer":
         return True
-    return package == "typer" or (package, module) == ("lockstep", "cli")
+    if package == "__main__":  # this module or the nursery; the script goes by that name too
+        return Path(frame.f_code.co_filename).parent == Path(__file__).parent
+    return package == "lockstep" and (module == "cli" or module.startswith("launcher."))
 
 
 def _shortened(text: str) -> str:
@@ -151,4 +160,4 @@ def _is_communication_failure(error: Exception) -> bool:
 _GLOO_SIGNS = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "Gloo connectFullMesh failed")
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -15,7 +15,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 
 from lockstep.config import environment
-from lockstep.launcher.worker import STACK_DUMP_SIGNAL, die_with_parent
+from lockstep.launcher.kinship import die_with_parent
+from lockstep.launcher.worker import STACK_DUMP_SIGNAL
 from lockstep.testing.messages import Call, Raised, Ready, Returned, receive_from_caller, send
 
 

@@ -9,6 +9,7 @@ from lockstep.data.foreign import Loader
 from lockstep.engine.engine import Engine
 from lockstep.engine.fast_engine import FastEngine
 from lockstep.engine.one_lane_engine import OneLaneEngine
+from lockstep.engine.requests import Requests
 from lockstep.engine.tree_engine import TreeEngine
 from lockstep.errors import UserError
 from lockstep.train.options import StepOptions
@@ -19,13 +20,23 @@ logger = logging.getLogger("lockstep")
 _FEW_FOR_BATCH_NORM = 16  # samples a lane
 
 
-def make_engine(world: World, loader: Loader, models: Sequence[nn.Module], options: StepOptions) -> Engine:
+def make_engine(
+    world: World, loader: Loader, models: Sequence[nn.Module], options: StepOptions, requests: Requests
+) -> Engine:
     if loader.lanes.count == 1:
         return OneLaneEngine(world, models)
     if options.determinism == "fast" or not loader.exact:
-        return FastEngine(world, loader.lanes, models, find_unused_parameters=options.find_unused_parameters)
+        find_unused = options.find_unused_parameters
+        return FastEngine(world, loader.lanes, models, find_unused_parameters=find_unused, requests=requests)
     bucket_bytes = int(options.bucket_mb * 2**20)
-    return TreeEngine(world, loader.lanes, models, buffer_rules=options.buffers, bucket_bytes=bucket_bytes)
+    return TreeEngine(
+        world,
+        loader.lanes,
+        models,
+        buffer_rules=options.buffers,
+        bucket_bytes=bucket_bytes,
+        requests=requests,
+    )
 
 
 def check_batch_norm(world: World, loader: Loader) -> None:

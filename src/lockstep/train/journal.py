@@ -13,6 +13,7 @@ from lockstep.events.jsonl import JsonLines, Mark
 from lockstep.events.media import bounded, check_image, check_name, place_image
 from lockstep.events.run_folder import Claim, RunFolder, Settings
 from lockstep.events.whole_files import write_whole
+from lockstep.supervision.rank_files import RankFiles
 from lockstep.world.objects import broadcast_object
 from lockstep.world.world import World
 
@@ -47,6 +48,8 @@ class Journal:
             self.events = Events(self._sinks)
             return
         self.run_id, attempt = self._claim_together(self.folder, settings, facts)
+        if (files := RankFiles.own()) is not None:  # our agent keeps its reports there too
+            files.run_folder.write_text(str(self.folder.path.resolve()))
         if self._world.is_main:
             self._events_file = JsonLines(self.folder.events)
             self.events = Events([self._events_file, *self._sinks], attempt)

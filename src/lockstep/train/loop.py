@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 from lockstep.config.duration import RunLength
@@ -9,9 +11,13 @@ from lockstep.config.plain_settings import PlainSettings
 from lockstep.data.foreign import Loader
 from lockstep.engine.buffers import slots_of
 from lockstep.engine.engine import Engine
+from lockstep.engine.requests import STOP, Requests
 from lockstep.engine.trace import gradients_of
 from lockstep.errors import UserError
 from lockstep.events.run_folder import Settings
+from lockstep.supervision import pulse
+from lockstep.supervision.pulse import Phase
+from lockstep.supervision.stop_signals import stops_after_the_step
 from lockstep.train.checkpoints import Saving
 from lockstep.train.continuity import Continuity
 from lockstep.train.drift import fingerprint_of, numerics_of, optimizer_settings
@@ -53,6 +59,7 @@ class Loop:
         self.stop_after: int | None = None  # updates
         self.is_closed = False
         self.engine: Engine | None = None
+        self._requests = Requests()
         self._world = world
         self._options = options
         self._parts = parts
@@ -66,6 +73,11 @@ class Loop:
 
     def steps(self, loader: Loader, epochs: int | None, steps: int | None, saving: Saving) -> Iterator[Step]:
         """What is left of so many epochs or updates."""
+        with self._stops_after_the_step():
+            yield from self._steps(loader, epochs, steps, saving)
+        pulse.enter(Phase.SCRIPT)
+
+    def _steps(self, loader: Loader, epochs: int | None, steps: int | None, saving: Saving) -> Iterator[Step]:
         if (epochs is None) == (steps is None):
             raise ValueError("give either epochs or steps")
         if (steps if epochs is None else epochs) == 0:
@@ -77,11 +89,13 @@ class Loop:
         progress = self._continuity.progress
         per_epoch = _steps_per_epoch(loader)
         save_every = saving.in_steps(self.length(loader))
+        pulse.enter(Phase.DATA)
         started = time.perf_counter()
         try:
-            self._stop_if_asked()
+            self._stop_if_told()
             for batch in self._continuity.batches(loader):
                 fetched = time.perf_counter()
+                pulse.enter(Phase.COMPUTING)
                 if self._journal.trace is not None:
                     self._journal.trace.begin(batch)
                 self.number = progress.step + 1
@@ -103,7 +117,9 @@ class Loop:
                 self.save_as_asked()
                 if progress.is_done:
                     break
-                self._stop_if_asked()
+                self._stop_if_told()
+                self._do_as_asked()
+                pulse.enter(Phase.DATA)
                 started = time.perf_counter()
             progress.is_done = True
         except BaseException:  # the loop was left in the middle; `finish` or `close` may still be called
@@ -119,7 +135,8 @@ class Loop:
             raise UserError("run.save() comes after the beginning of run.steps(…): until then it may have to resume")
         else:
             self._save_asked = None
-            self._continuity.save(is_best=is_best, **facts)
+            with pulse.during(Phase.SAVING):
+                self._continuity.save(is_best=is_best, **facts)
 
     def save_as_asked(self) -> None:
         if self._save_asked is not None:
@@ -138,7 +155,19 @@ class Loop:
         self._drop_engine(abandon=abandon)
         self.is_closed = True
 
-    def _stop_if_asked(self) -> None:
+    def _stops_after_the_step(self) -> AbstractContextManager[None]:
+        """Only where the run can be saved: else a stop signal does what it always does."""
+        if self._journal.folder is None:
+            return nullcontext()
+        return stops_after_the_step(partial(self._requests.ask, STOP))
+
+    def _do_as_asked(self) -> None:
+        """What one rank or another has asked of all: [Note: requests]."""
+        asked = self._requests.pass_on() if self._world.size == 1 else self._requests.take()
+        if asked & STOP:
+            self._continuity.stop()
+
+    def _stop_if_told(self) -> None:
         if self.stop_after is not None and self._continuity.progress.step >= self.stop_after:
             self._continuity.stop()
 
@@ -149,6 +178,7 @@ class Loop:
 
     def _start(self, loader: Loader, epochs: int | None, steps: int | None, saving: Saving) -> StepContext | None:
         """Claim the folder and go on where it says; None if there is nothing to do in this call of `steps`."""
+        pulse.enter(Phase.RESUMING)
         if not self._parts.models:
             raise UserError("nothing to train: run.prepare(model) comes before run.steps(…)")
         if self._parts.any_batch_norm:
@@ -169,10 +199,12 @@ class Loop:
         is_exact = self._options.determinism == "lockstep"
         resumed = self._continuity.take_up(loader, self._fingerprint(loader, length), is_exact=is_exact)
         is_done = self._continuity.progress.is_at_its_end(_steps_per_epoch(loader))
+        pulse.complete_step(self._continuity.progress.step)
         self._tell_start(loader, length, resumed, is_done)
         if is_done:
             return None
-        self.engine = make_engine(self._world, loader, list(self._parts.models.values()), self._options)
+        models = list(self._parts.models.values())
+        self.engine = make_engine(self._world, loader, models, self._options, self._requests)
         return StepContext(
             self.engine,
             lane_key=key_of(self._options.seed, "lane"),
@@ -229,6 +261,7 @@ class Loop:
         return Updater(self._options, self._parts.scaler, rates, averages, self._continuity.before_update)
 
     def _after(self, step: Step, data_s: float, compute_s: float) -> None:
+        pulse.complete_step(step.number)
         self._continuity.look()
         if self._journal.trace is not None:
             self._journal.trace.record(step.number, step.loss, gradients_of(self._parts.models), self._parts.state())

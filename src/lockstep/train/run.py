@@ -36,6 +36,8 @@ from lockstep.errors import LockstepError, UserError
 from lockstep.events.echo import Echo
 from lockstep.events.event import Sink
 from lockstep.events.run_folder import Settings
+from lockstep.supervision import pulse
+from lockstep.supervision.pulse import Phase
 from lockstep.train.average import MovingAverage
 from lockstep.train.checkpoints import Saving
 from lockstep.train.continuity import Continuity, Resume
@@ -266,7 +268,8 @@ class Run:
         """
         loader = dataset if isinstance(dataset, EvaluationLoader) else EvaluationLoader(dataset, batch, self.world)
         precision = Precision(self.options.precision, self.world.device)  # a lane's own may be entered already
-        return evaluate(model, loader, metrics, self.world, seed=self.seed, precision=precision)
+        with pulse.during(Phase.EVALUATING):
+            return evaluate(model, loader, metrics, self.world, seed=self.seed, precision=precision)
 
     def log(self, **values: Any) -> None:
         """Put values into the run's events, on rank 0; all ranks may call it."""
@@ -299,6 +302,7 @@ class Run:
         """End the run: its digest is compared over the ranks, and returned; its state is saved."""
         if self._continuity.is_ahead:
             raise UserError("an earlier attempt had come further: its script had more calls of run.steps(…)")
+        pulse.enter(Phase.FINISHING)
         own = self.digest()
         if len(set(all_gather_object(own))) > 1:
             digests = all_gather_object(tensor_digests(self.state()))

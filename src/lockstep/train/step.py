@@ -17,6 +17,8 @@ from lockstep.engine.engine import Engine, LanePass
 from lockstep.engine.gradients import scale_gradients
 from lockstep.engine.table import Count, Term, Terms, as_terms
 from lockstep.errors import UserError
+from lockstep.supervision import pulse
+from lockstep.supervision.pulse import Phase
 from lockstep.train.nonfinite import Investigator, LaneGradients, Replay
 from lockstep.train.parts import Models
 from lockstep.train.precision import Precision
@@ -145,9 +147,11 @@ class Step:
                 "step.update() without gradients: run step.accumulate(…), or all of step.lanes, before it; "
                 "several optimizers of one model go into one update"
             )
+        pulse.enter(Phase.EXCHANGING)
         # A skipped update puts buffers back, and a pass that is finished later would write them once more.
         for each in self._passes if self._context.updater.may_skip else passes:
             each.finish()
+        pulse.enter(Phase.UPDATING)
         self._passes = [each for each in self._passes if each not in passes]
         self._last_pass = passes[-1]
         parameters = [parameter for each in passes for parameter in each.parameters]

@@ -9,7 +9,8 @@ import torch
 
 from lockstep.config import environment
 from lockstep.errors import LockstepError, UserError, complain
-from lockstep.launcher.start import LaunchPlan, start
+from lockstep.launcher.plan import LaunchPlan
+from lockstep.launcher.start import start
 from lockstep.world.setup import cleanup_distributed, setup_distributed
 from lockstep.world.world import World
 

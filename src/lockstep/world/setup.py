@@ -12,6 +12,8 @@ from lockstep.config import environment
 from lockstep.config.environment import Placement
 from lockstep.errors import WorldError
 from lockstep.launcher.store import await_keys, hold_store, loopback_interface, reach_store
+from lockstep.supervision import pulse
+from lockstep.supervision.pulse import Phase
 from lockstep.world.device import choose_backend, choose_device, devices_are_shared, warn_if_pointless
 from lockstep.world.world import World
 
@@ -50,7 +52,8 @@ def setup_distributed(
     environment.settle(placement, loopback_interface())
     if chosen_device.type == "cuda":
         torch.cuda.set_device(chosen_device)
-    _join(placement, backend, timeout_s, chosen_device if backend == "nccl" else None)
+    with pulse.during(Phase.JOINING):
+        _join(placement, backend, timeout_s, chosen_device if backend == "nccl" else None)
     if placement.rank == 0:
         logger.info("Initialized DDP with %d processes (%s, %s)", placement.world_size, backend, chosen_device.type)
         warn_if_pointless(placement, chosen_device, logger.warning)

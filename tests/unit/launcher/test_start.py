@@ -6,7 +6,8 @@ import pytest
 
 from lockstep.config.environment import Node, is_loopback
 from lockstep.errors import UserError
-from lockstep.launcher.start import LaunchPlan, node_of, start
+from lockstep.launcher.plan import LaunchPlan, Supervision, node_of
+from lockstep.launcher.start import start
 
 
 @pytest.mark.parametrize(
@@ -20,7 +21,7 @@ from lockstep.launcher.start import LaunchPlan, node_of, start
         (LaunchPlan(master_port=70000), "--master-port 70000"),
         (LaunchPlan(rdzv_endpoint="a:1"), "--nnodes"),
         (LaunchPlan(nnodes=2, rdzv_endpoint="a:b"), "expected HOST:PORT"),
-        (LaunchPlan(max_restarts=-1), "--max-restarts -1"),
+        (LaunchPlan(supervision=Supervision(max_restarts=-1)), "--max-restarts -1"),
     ],
 )
 def test_impossible_plans(plan: LaunchPlan, words: str) -> None:

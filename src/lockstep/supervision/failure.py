@@ -12,12 +12,14 @@ from typing import Any
 
 from lockstep.config.json_text import parse_json
 from lockstep.errors import EXIT_FAILED
+from lockstep.supervision.pulse import Phase, Reading
 
 _MAX_REPORT_BYTES = 2**20
 
 # A process ends with these by its own fault or the kernel's; SIGABRT is also how a C++ runtime dies of a lost peer.
 _VIOLENT_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 
+_IN_A_STEP = (Phase.DATA, Phase.COMPUTING, Phase.EXCHANGING, Phase.UPDATING)
 _LOST_CONTACT = 4  # a degree of suspicion, see `_suspicion`
 
 
@@ -40,12 +42,27 @@ class RankEnd:
     rank: int
     exit_code: int | None
     report: Report | None = None
+    pulse: Reading | None = None  # its last
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Where it happened."""
+
+    world_size: int
+    host: str = ""
+    out_of_memory: bool = False  # the kernel has killed something for want of memory meanwhile
 
 
 @dataclass(frozen=True)
 class Verdict:
     exit_code: int
     messages: list[str]  # each to be said on its own; one with a traceback has many lines
+    cause: str  # in a line
+    rank: int | None = None  # the culprit; None: it is on another machine
+    victims: tuple[int, ...] = ()
+    is_final: bool = False  # it would be the same again, whatever is tried
+    is_from_outside: bool = False  # somebody has killed it: that says nothing about the next attempt
 
 
 def read_report(path: Path) -> Report | None:
@@ -61,13 +78,14 @@ def read_report(path: Path) -> Report | None:
 def read_announced_end(path: Path) -> int | None:
     """The exit code of a rank whose script is over and whose process is about to end, if it is so."""
     try:
-        return int(path.with_suffix(".end").read_text()[:4])
+        return int(path.read_text()[:4])
     except (OSError, ValueError):
         return None
 
 
-def explain(ends: Sequence[RankEnd], world_size: int) -> Verdict:
+def explain(ends: Sequence[RankEnd], scene: Scene) -> Verdict:
     """Name the cause first and its victims in one line. `ends` are this machine's ranks."""
+    world_size = scene.world_size
     cause = min(ends, key=_suspicion)
     others = [end for end in ends if end is not cause]
     if cause.report is not None and cause.report.deliberate:
@@ -76,21 +94,27 @@ def explain(ends: Sequence[RankEnd], world_size: int) -> Verdict:
         speaks_for_all = len(same) == len(others) or message.startswith(f"rank {cause.rank} ")
         lines = message.splitlines()
         lines[0] = lines[0] if speaks_for_all else f"rank {cause.rank}: {lines[0]}"
-        return Verdict(cause.report.exit_code or EXIT_FAILED, lines)
-    victims = ", ".join(
-        f"rank {end.rank} ({_suffering_in_words(end)})"
-        for end in sorted(others, key=lambda end: end.rank)
-        if end.exit_code != 0  # a rank that was done is nobody's victim
-    )
+        return Verdict(cause.report.exit_code or EXIT_FAILED, lines, lines[0], cause.rank, is_final=True)
+    # A rank that was done is nobody's victim.
+    victims = sorted((end for end in others if end.exit_code != 0), key=lambda end: end.rank)
     if _suspicion(cause)[0] >= _LOST_CONTACT and world_size > len(ends):
         everyone = ", ".join(str(end.rank) for end in sorted(ends, key=lambda end: end.rank))
-        return Verdict(
-            EXIT_FAILED, [f"rank {everyone} of {world_size}: victims of a rank on another machine; see there"]
-        )
+        message = f"rank {everyone} of {world_size}: victims of a rank on another machine; see there"
+        return Verdict(EXIT_FAILED, [message], message, is_from_outside=True)
     account = cause.report.traceback.rstrip() if cause.report is not None else ""
-    heading = f"rank {cause.rank} of {world_size} failed, the cause: {_cause_in_words(cause)}"
-    tail = f"its victims: {victims}" if victims else ""
-    return Verdict(EXIT_FAILED, ["\n".join(part for part in (heading, account, tail) if part)])
+    words = _cause_in_words(cause, scene)
+    host = f" on {scene.host}" if scene.host else ""
+    heading = f"rank {cause.rank} of {world_size}{host} failed{place_in_words(cause.pulse)}, the cause: {words}"
+    suffering = ", ".join(f"rank {end.rank} ({_suffering_in_words(end)})" for end in victims)
+    tail = f"its victims: {suffering}" if suffering else ""
+    return Verdict(
+        EXIT_FAILED,
+        ["\n".join(part for part in (heading, account, tail) if part)],
+        words,
+        cause.rank,
+        tuple(end.rank for end in victims),
+        is_from_outside=cause.exit_code in (-signal.SIGKILL, -signal.SIGTERM) and not scene.out_of_memory,
+    )
 
 
 def only_victims(ends: Sequence[RankEnd]) -> bool:
@@ -111,11 +135,24 @@ def _suspicion(end: RankEnd) -> tuple[int, float]:
     return (2 if end.exit_code != 0 else 3), 0.0
 
 
-def _cause_in_words(end: RankEnd) -> str:
+def place_in_words(pulse: Reading | None) -> str:
+    """Where in the training a rank was, to follow a verb: ` in step 57 (forward and backward pass)`."""
+    if pulse is None:
+        return ""
+    if pulse.phase in _IN_A_STEP:
+        return f" in step {pulse.step + 1} ({pulse.phase.words})"
+    if pulse.step > 0:
+        return f" after step {pulse.step} ({pulse.phase.words})"
+    return "" if pulse.phase in (Phase.SCRIPT, Phase.LEAVING) else f" while {pulse.phase.words}"
+
+
+def _cause_in_words(end: RankEnd, scene: Scene) -> str:
     if end.report is not None:
         return _first_line(end.report.error)
     if end.exit_code is None:
         return "no rank left word; all were stopped"
+    if end.exit_code == -signal.SIGKILL and scene.out_of_memory:
+        return "killed by the kernel: the machine (or its control group) was out of memory"
     if end.exit_code < 0:
         return f"killed by {_signal_name(-end.exit_code)}"
     if end.exit_code == 0:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from lockstep.launcher.failure import RankEnd, Report, explain, only_victims, read_report
+from lockstep.supervision.failure import RankEnd, Report, Scene, explain, only_victims, read_report
 
 
 def raised(error: str, time: float = 1.0, *, communication: bool = False, deliberate: bool = False) -> Report:
@@ -10,14 +10,14 @@ def raised(error: str, time: float = 1.0, *, communication: bool = False, delibe
 
 
 def told(ends: list[RankEnd], world_size: int) -> str:
-    return "\n".join(explain(ends, world_size).messages)
+    return "\n".join(explain(ends, Scene(world_size)).messages)
 
 
 LOST = raised("RuntimeError: Connection closed by peer", 0.5, communication=True)
 
 
 def test_an_exception_is_the_cause_and_the_rest_are_victims_in_one_line() -> None:
-    verdict = explain([RankEnd(0, 1, LOST), RankEnd(1, 1, raised("ValueError: planted")), RankEnd(2, None)], 3)
+    verdict = explain([RankEnd(0, 1, LOST), RankEnd(1, 1, raised("ValueError: planted")), RankEnd(2, None)], Scene(3))
     lines = verdict.messages[0].splitlines()
     assert lines[0] == "rank 1 of 3 failed, the cause: ValueError: planted"
     assert lines[1] == "Traceback of ValueError: planted"
@@ -52,7 +52,7 @@ def test_an_exit_code_without_a_word() -> None:
 
 def test_a_deliberate_error_is_its_message_alone_and_said_once() -> None:
     refused = raised("UserError: runs/a is taken", deliberate=True)
-    verdict = explain([RankEnd(0, 1, refused), RankEnd(1, 1, refused)], 2)
+    verdict = explain([RankEnd(0, 1, refused), RankEnd(1, 1, refused)], Scene(2))
     assert verdict.messages == ["runs/a is taken"]
     assert verdict.exit_code == 2
     assert told([RankEnd(0, 1, refused), RankEnd(1, None)], 2) == "rank 0: runs/a is taken"
@@ -92,6 +92,6 @@ def test_an_error_of_many_lines_is_quoted_by_its_first() -> None:
 
 def test_a_deliberate_error_of_many_lines_is_said_line_by_line() -> None:
     end = RankEnd(0, 1, raised("UserError: refused\n  optim.lr: 1 → 2", deliberate=True))
-    assert explain([end], 1).messages == ["refused", "  optim.lr: 1 → 2"]
+    assert explain([end], Scene(1)).messages == ["refused", "  optim.lr: 1 → 2"]
     named = raised("WorldError: rank 0 cannot reach", deliberate=True)
-    assert explain([RankEnd(0, 1, named), RankEnd(1, None)], 2).messages == ["rank 0 cannot reach"]
+    assert explain([RankEnd(0, 1, named), RankEnd(1, None)], Scene(2)).messages == ["rank 0 cannot reach"]

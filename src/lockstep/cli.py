@@ -6,15 +6,16 @@ import signal
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lockstep import __version__
 from lockstep.commands import ckpt
+from lockstep.commands.launching import takes_launch_options
 from lockstep.config import environment
 from lockstep.errors import EXIT_FAILED, EXIT_STOPPED, LockstepError, UserError, complain
-from lockstep.launcher.plan import LaunchPlan, Supervision
+from lockstep.launcher.plan import LaunchPlan
 from lockstep.launcher.start import check_target, start
 from lockstep.launcher.worker import run_target, users_traceback
 from lockstep.supervision.stop_signals import StopRequested, raise_when_asked_to_stop
@@ -39,22 +40,6 @@ app = typer.Typer(
 
 app.add_typer(ckpt.app)
 
-# torchrun's options, by the same names.
-Nproc = Annotated[
-    str | None,
-    typer.Option("-n", "--nproc-per-node", metavar="N|auto", help="Processes on this machine; auto: one per device."),
-]
-Nnodes = Annotated[int | None, typer.Option("--nnodes", metavar="N", help="Machines in the job.")]
-NodeRank = Annotated[int | None, typer.Option("--node-rank", metavar="K", help="Number of this machine, from 0.")]
-MasterAddr = Annotated[str | None, typer.Option("--master-addr", metavar="HOST", help="Address of machine 0.")]
-MasterPort = Annotated[int | None, typer.Option("--master-port", metavar="PORT", help="Port on machine 0.")]
-RdzvEndpoint = Annotated[
-    str | None, typer.Option("--rdzv-endpoint", metavar="HOST:PORT", help="Where machines meet, instead of the above.")
-]
-MaxRestarts = Annotated[
-    int, typer.Option("--max-restarts", metavar="N", help="Restart all ranks so often after a failure.")
-]
-
 
 @app.callback(invoke_without_command=True)
 def options(version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False) -> None:
@@ -64,12 +49,12 @@ def options(version: Annotated[bool, typer.Option("--version", help="Show the ve
 
 
 @app.command()
+@takes_launch_options(max_restarts=3)
 def train(
     config: Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML file, or a built-in recipe's name.")],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="key=value", help="Settings by dotted path: optim.lr=1e-3")
     ] = None,
-    nproc: Nproc = None,
     # torchrun, in front of us, takes --run for an abbreviation of an option of its own: hence the longer name.
     run: Annotated[
         Path | None, typer.Option("--run", "--run-dir", metavar="DIR", help="Run folder; default runs/CONFIG.")
@@ -86,12 +71,7 @@ def train(
     stop_after: Annotated[
         int | None, typer.Option("--stop-after", metavar="N", min=1, help="Save and stop after step N; exit code 75.")
     ] = None,
-    nnodes: Nnodes = None,
-    node_rank: NodeRank = None,
-    master_addr: MasterAddr = None,
-    master_port: MasterPort = None,
-    rdzv_endpoint: RdzvEndpoint = None,
-    max_restarts: MaxRestarts = 0,
+    plan: LaunchPlan | None = None,
 ) -> None:
     """Train a config or a built-in recipe.
 
@@ -107,7 +87,6 @@ def train(
     # In every process: a mistake stops the first, before any other starts.
     recipe, settings = load_recipe(config, changes)
     check_extras(settings.log)
-    plan = _plan(nproc, nnodes, node_rank, master_addr, master_port, rdzv_endpoint, max_restarts)
     if plan is not None:
         flags = {"--quiet": quiet, "--json": as_json, "--force": force, "--accept-drift": accept_drift}
         modes = [flag for flag, is_given in flags.items() if is_given]
@@ -118,17 +97,12 @@ def train(
 
 
 @app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
+@takes_launch_options(max_restarts=0)
 def run(
     script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A Python script, or a module with -m.")],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="The script's own.")] = None,
-    nproc: Nproc = None,
     module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is a module's name.")] = False,
-    nnodes: Nnodes = None,
-    node_rank: NodeRank = None,
-    master_addr: MasterAddr = None,
-    master_port: MasterPort = None,
-    rdzv_endpoint: RdzvEndpoint = None,
-    max_restarts: MaxRestarts = 0,
+    plan: LaunchPlan | None = None,
 ) -> None:
     """Launch any script on several processes, supervised.
 
@@ -136,7 +110,6 @@ def run(
     lockstep run -n 4 train.py --epochs 10
     """
     target = [*(["-m"] if module else []), script, *(arguments or [])]
-    plan = _plan(nproc, nnodes, node_rank, master_addr, master_port, rdzv_endpoint, max_restarts)
     if plan is not None:
         raise typer.Exit(start(plan, target))
     _run_here(target)
@@ -266,32 +239,3 @@ def _verify_in(keep: Path | None, config: str, changes: list[str], nproc: int, s
     if is_kept:
         tell(f"the runs are in {folder}")
     return verdict.exit_code
-
-
-def _plan(
-    nproc: str | None,
-    nnodes: int | None,
-    node_rank: int | None,
-    master_addr: str | None,
-    master_port: int | None,
-    rdzv_endpoint: str | None,
-    max_restarts: int,
-) -> LaunchPlan | None:
-    """The launch to make, or None where this process is to do the work itself."""
-    if nproc is None or environment.role(nproc_given=True) != "agent":
-        given = {"--nnodes": nnodes, "--node-rank": node_rank, "--master-addr": master_addr}
-        given |= {
-            "--master-port": master_port,
-            "--rdzv-endpoint": rdzv_endpoint,
-            "--max-restarts": max_restarts or None,
-        }
-        for name, value in given.items():
-            if value is not None:
-                raise UserError(f"{name} {value} needs -n: how many processes on this machine?")
-        return None
-    processes: int | Literal["auto"] = "auto"
-    if nproc != "auto":
-        if not nproc.isdecimal():
-            raise UserError(f"-n {nproc}: expected a whole number, or auto")
-        processes = int(nproc)
-    return LaunchPlan(processes, nnodes, node_rank, master_addr, master_port, rdzv_endpoint, Supervision(max_restarts))

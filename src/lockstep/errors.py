@@ -10,6 +10,7 @@ from collections.abc import Sequence
 EXIT_USER = 2  # the user's mistake
 EXIT_FAILED = 3  # training failed
 EXIT_DRIFT = 4  # could not resume without changing the answer
+EXIT_HANG = 5  # a hang was diagnosed
 EXIT_STOPPED = 75  # stopped on request
 
 

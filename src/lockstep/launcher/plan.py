@@ -10,6 +10,8 @@ from lockstep.config import environment
 from lockstep.config.environment import Node
 from lockstep.errors import UserError
 
+OnHang = Literal["restart", "stop", "report"]
+
 
 @dataclass(frozen=True)
 class Supervision:
@@ -18,6 +20,8 @@ class Supervision:
     max_restarts: int = 0  # without progress
     min_nproc: int | None = None  # go on with fewer processes, down to so many, where a restart did not help
     grace_s: float = 30.0  # after a stop request, to end by oneself
+    hang_limit_s: float | None = 30.0  # without a sign of life; None: hangs are not looked for
+    on_hang: OnHang | None = None  # None: restart what can resume, stop anything else
     is_warm: bool = True  # ranks have torch imported when they start: [Note: nursery]
     incidents: Path | None = None  # for reports, where the job has no run folder
 
@@ -45,6 +49,8 @@ def check(plan: LaunchPlan) -> None:
         raise UserError(f"--max-restarts {supervision.max_restarts}: expected 0 or more")
     if not 0 <= supervision.grace_s < math.inf:
         raise UserError(f"--grace {supervision.grace_s}: expected a number of seconds, 0 or more")
+    if supervision.hang_limit_s is not None and not 0 < supervision.hang_limit_s < math.inf:
+        raise UserError(f"--hang-limit {supervision.hang_limit_s:g}: expected seconds, more than 0, or off")
     least = supervision.min_nproc
     if least is not None and (least < 1 or (plan.nproc != "auto" and least > plan.nproc)):
         raise UserError(f"-n {least}:{plan.nproc}: expected the fewest processes and the most, as in 2:4")

@@ -316,7 +316,10 @@ def test_faults_in_a_config_are_told_at_once_before_any_process_starts(tmp_path:
     [
         (["train", "no-such-recipe"], "neither a file nor a built-in recipe (digits, gpt)"),
         (["train", "missing.yaml"], "missing.yaml"),
-        (["train", "digits", "-n", "two"], "-n two: expected a whole number, or auto"),
+        (
+            ["train", "digits", "-n", "two"],
+            "-n two: expected a whole number, auto, or the fewest",
+        ),
         (["run", "-n", "2", "missing.py"], "missing.py: no such script"),
         (["run", "missing.py"], "missing.py: no such script"),
         (["run", "--nnodes", "2", "missing.py"], "--nnodes 2 needs -n"),

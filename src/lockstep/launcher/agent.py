@@ -175,22 +175,21 @@ class _Agent(SimpleElasticAgent):
             self.say(message)
         readings = {worker.global_rank: self._reading(worker.global_rank) for worker in self._worker_group.workers}
         step = max((reading.step for reading in readings.values() if reading is not None), default=0)
-        decision = self._restarts.decide(verdict, step)
+        decision = self._restarts.decide(verdict, step, can_change=self._can_shrink)
         if not verdict.is_final:
             self._keep_incident("crash", verdict, readings)
-        if decision.goes_on and self._restarts.is_stuck:
-            self._shrink()
         if decision.why:
             self.say(decision.why)
+        if decision.goes_on and self._restarts.is_stuck and self._can_shrink:
+            spec = self._worker_group.spec
+            spec.local_world_size -= 1
+            self.say(f"with {spec.local_world_size} processes on this machine: a restart with more did not help")
         self._remaining_restarts = int(decision.goes_on)
 
-    def _shrink(self) -> None:
-        spec, least = self._worker_group.spec, self._supervision.min_nproc
-        if least is not None and spec.local_world_size > least:
-            spec.local_world_size -= 1
-            self.say(
-                f"going on with {spec.local_world_size} processes on this machine: a restart with more did not help"
-            )
+    @property
+    def _can_shrink(self) -> bool:
+        least = self._supervision.min_nproc
+        return least is not None and self._worker_group.spec.local_world_size > least
 
     def _keep_incident(self, kind: str, verdict: Verdict, readings: dict[int, Reading | None]) -> None:
         folder = self._incidents_folder()

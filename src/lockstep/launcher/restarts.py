@@ -21,8 +21,8 @@ class Restarts:
         self.num_made = 0
         self.is_stuck = False  # the latest attempt came no further than those before it
 
-    def decide(self, verdict: Verdict, step: int) -> Decision:
-        """After an attempt that had completed `step` updates when it failed."""
+    def decide(self, verdict: Verdict, step: int, *, can_change: bool = False) -> Decision:
+        """After an attempt that had completed `step` updates when it failed; `can_change`: the next can be another."""
         self.is_stuck = step <= self._furthest and self.num_made > 0
         if step > self._furthest:
             self._furthest, self._left = step, self._most
@@ -30,7 +30,7 @@ class Restarts:
         is_same, self._before = here == self._before, here
         if verdict.is_final or self._most == 0:
             return Decision(False, "")
-        if is_same and not verdict.is_from_outside:
+        if is_same and not verdict.is_from_outside and not can_change:
             return Decision(
                 False, f"no restart: it failed after step {step} in the same way as before, so it would again"
             )

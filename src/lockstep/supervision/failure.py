@@ -4,6 +4,7 @@ When one rank dies the others soon fail too, in whatever collective they were in
 from how each rank ended and from the reports that failing workers leave (`lockstep.launcher.worker`).
 """
 
+import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ _MAX_REPORT_BYTES = 2**20
 # A process ends with these by its own fault or the kernel's; SIGABRT is also how a C++ runtime dies of a lost peer.
 _VIOLENT_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 
+_DEAD_DATA_WORKER = re.compile(r"DataLoader worker \(pid (\d+)\)")
+_OUT_OF_MEMORY = "machine, or its control group, was out of memory"
 _IN_A_STEP = (Phase.DATA, Phase.COMPUTING, Phase.EXCHANGING, Phase.UPDATING)
 _LOST_CONTACT = 4  # a degree of suspicion, see `_suspicion`
 
@@ -148,16 +151,27 @@ def place_in_words(pulse: Reading | None) -> str:
 
 def _cause_in_words(end: RankEnd, scene: Scene) -> str:
     if end.report is not None:
-        return _first_line(end.report.error)
+        return _first_line(end.report.error) + _data_worker_in_words(end, scene)
     if end.exit_code is None:
         return "no rank left word; all were stopped"
     if end.exit_code == -signal.SIGKILL and scene.out_of_memory:
-        return "killed by the kernel: the machine (or its control group) was out of memory"
+        return f"killed by the kernel: the {_OUT_OF_MEMORY}"
     if end.exit_code < 0:
         return f"killed by {_signal_name(-end.exit_code)}"
     if end.exit_code == 0:
         return "it finished early (exit code 0) while others still waited for it"
     return f"exited with code {end.exit_code}"
+
+
+def _data_worker_in_words(end: RankEnd, scene: Scene) -> str:
+    """Torch names a data worker that died by its process id alone."""
+    match = _DEAD_DATA_WORKER.search("" if end.report is None else end.report.error)
+    if match is None:
+        return ""
+    workers = [] if end.pulse is None else [each for each in end.pulse.data_workers if each.pid == int(match[1])]
+    told = [f"data worker {each.number}, reading sample {each.sample}" for each in workers if each.sample is not None]
+    told += [f"the {_OUT_OF_MEMORY}"] if scene.out_of_memory else []
+    return f" ({'; '.join(told)})" if told else ""
 
 
 def _suffering_in_words(end: RankEnd) -> str:

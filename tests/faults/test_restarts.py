@@ -1,0 +1,266 @@
+"""A rank that dies is made good by a restart, a stop request by a save; what cannot be made good is said once."""
+
+import json
+import os
+import re
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.commands import LOCKSTEP, descendants, is_running, run, started, wait_for
+
+HOST = socket.gethostname()
+STEPS = 30
+
+# Trains a tiny model, and does what it is told: {"rank": 1, "step": 7, "act": "kill", "attempts": [0]}.
+TRAINER = f"""
+import json, os, pathlib, signal, sys, time
+import lockstep, torch
+import torch.nn.functional as F
+
+class Squares(torch.utils.data.Dataset):
+    def __len__(self): return 64
+    def __getitem__(self, index):
+        if order.get("sample") == index and torch.utils.data.get_worker_info() is not None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.full((4,), float(index)), torch.tensor(index % 2)
+
+def loss(model, batch):
+    x, y = batch
+    return F.cross_entropy(model(x / 64), y, reduction="sum"), len(y)
+
+def main(world):
+    run = lockstep.Run("runs/mine", world, seed=3, sinks=[])
+    model = run.prepare(torch.nn.Linear(4, 2))
+    optimizer = run.optimizer(model, lambda params: torch.optim.AdamW(params, lr=1e-2))
+    train = run.loader(Squares(), 16, lanes=4, workers=order.get("workers", 0))
+    is_due = world.rank == order.get("rank") and world.attempt in order.get("attempts", range(1000))
+    for step in run.steps(train, steps={STEPS}, save_every=order.get("save_every", 5)):
+        step.accumulate(loss, model)
+        pathlib.Path(f"rank-{{world.rank}}.step").write_text(f"{{step.number}} {{os.getpid()}} {{world.size}}")
+        if is_due and step.number == order["step"]:
+            if order["act"] == "kill": os.kill(os.getpid(), signal.SIGKILL)
+            if order["act"] == "raise": raise ValueError("planted" + order.get("varies", "") * world.attempt)
+            if order["act"] == "eat":
+                eaten = [torch.ones(2**24) for _ in range(1000)]
+        time.sleep(order.get("pause_s", 0.0))
+        step.update(optimizer)
+    if world.is_main:
+        pathlib.Path("digest").write_text(run.digest())
+
+if __name__ == "__main__":
+    order = json.loads(sys.argv[1])
+    lockstep.launch(main, device="cpu")
+"""
+
+
+def train(folder: Path, processes: int | str = 2, *options: str, **order: object) -> list[str]:
+    (folder / "train.py").write_text(TRAINER)
+    return [*LOCKSTEP, "run", "-n", str(processes), *options, "train.py", json.dumps(order)]
+
+
+def digest(folder: Path) -> str:
+    return (folder / "digest").read_text()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    finished = run(train(folder, 1), folder)
+    assert finished.code == 0, finished.err
+    return digest(folder)
+
+
+def reports(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(path.read_text()) for path in sorted((folder / "runs/mine/incidents").glob("*.json"))]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("warmth", [[], ["--cold"]], ids=["warm", "cold"])
+def test_a_killed_rank_costs_a_restart_and_no_bit(
+    tmp_path: Path, undisturbed: str, rank: int, warmth: list[str]
+) -> None:
+    command = train(tmp_path, 2, "--max-restarts", "1", *warmth, rank=rank, step=12, act="kill", attempts=[0])
+    finished = run(command, tmp_path)
+    assert finished.code == 0, finished.err
+    assert digest(tmp_path) == undisturbed
+    other = 1 - rank
+    assert finished.err.splitlines()[:2] == [
+        f"lockstep: rank {rank} of 2 on {HOST} failed in step 12 (forward and backward pass), "
+        "the cause: killed by SIGKILL",
+        f"its victims: rank {other} (stopped)",
+    ]
+    assert "restarting all ranks" in finished.err
+    (report,) = reports(tmp_path)
+    assert (report["kind"], report["rank"], report["victims"]) == ("crash", rank, [other])
+    assert report["ranks"][str(rank)] == {"step": 11, "phase": "computing"}  # type: ignore[index]
+    (text,) = (tmp_path / "runs/mine/incidents").glob("*.txt")
+    assert text.read_text().startswith(f"rank {rank} of 2 on {HOST} failed in step 12")
+
+
+def test_kills_without_end_are_survived_as_long_as_steps_are_made(tmp_path: Path, undisturbed: str) -> None:
+    """One restart at a time is allowed, and there are five: each comes after a step that was new."""
+    command = train(tmp_path, 2, "--max-restarts", "1", rank=1, act="kill")
+    due = "step.number == 5 * world.attempt + 6"
+    (tmp_path / "train.py").write_text(TRAINER.replace('step.number == order["step"]', due))
+    finished = run(command, tmp_path)
+    assert finished.code == 0, finished.err
+    assert finished.err.count("restarting all ranks") == 5
+    assert digest(tmp_path) == undisturbed
+
+
+def test_a_crash_at_one_step_is_tried_once_more_and_then_explained(tmp_path: Path) -> None:
+    finished = run(train(tmp_path, 2, "--max-restarts", "9", rank=1, step=7, act="raise"), tmp_path)
+    assert finished.code == 3
+    assert finished.err.count("Traceback") == 2, finished.err
+    assert finished.err.count("restarting all ranks") == 1
+    last = [line for line in finished.err.splitlines() if line.startswith("lockstep: ")][-1]
+    assert last == "lockstep: no restart: it failed after step 6 in the same way as before, so it would again"
+    assert len(reports(tmp_path)) == 2
+
+
+def test_a_crash_that_differs_each_time_uses_the_budget_up(tmp_path: Path) -> None:
+    finished = run(train(tmp_path, 2, "--max-restarts", "2", rank=0, step=7, act="raise", varies="!"), tmp_path)
+    assert finished.code == 3
+    assert finished.err.count("restarting all ranks") == 2
+    assert "no restart: 2 restarts without a step that is new (--max-restarts)" in finished.err
+
+
+def test_where_restarts_do_not_help_fewer_processes_go_on(tmp_path: Path, undisturbed: str) -> None:
+    """Rank 2 dies at start-up in every attempt; without it the same bits come out."""
+    (tmp_path / "train.py").write_text(
+        TRAINER.replace("    run = lockstep.Run(", "    if world.rank == 2: os._exit(9)\n    run = lockstep.Run(")
+    )
+    command = [*LOCKSTEP, "run", "-n", "1:3", "--max-restarts", "3", "train.py", "{}"]
+    finished = run(command, tmp_path)
+    assert finished.code == 0, finished.err
+    assert finished.err.count("rank 2 of 3") == 2
+    assert "with 2 processes on this machine" in finished.err
+    assert (tmp_path / "rank-1.step").read_text().split()[2] == "2"
+    assert digest(tmp_path) == undisturbed
+
+
+def pid_of(folder: Path, rank: int) -> int | None:
+    try:
+        return int((folder / f"rank-{rank}.step").read_text().split()[1])
+    except (FileNotFoundError, IndexError, ValueError):
+        return None
+
+
+def step_of(folder: Path, rank: int = 0) -> int:
+    try:
+        return int((folder / f"rank-{rank}.step").read_text().split()[0])
+    except (FileNotFoundError, IndexError, ValueError):
+        return 0
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_request_is_a_save_and_the_next_start_goes_on(
+    tmp_path: Path, undisturbed: str, stop: signal.Signals
+) -> None:
+    command = train(tmp_path, 2, save_every=1000, pause_s=0.05)
+    with started(command, tmp_path) as agent:
+        wait_for(lambda: step_of(tmp_path) >= 5, 30, "a few steps")
+        agent.send_signal(stop)
+        _, err = agent.communicate(timeout=20)
+        assert agent.returncode == 75, err
+    match = re.search(r"stopped after step (\d+), as asked: the same command goes on from there", err)
+    assert match, err
+    saved = [path.name for path in (tmp_path / "runs/mine/checkpoints").glob("step-*")]
+    assert saved == [f"step-{match[1]}"]
+    finished = run(train(tmp_path, 1, save_every=1000), tmp_path)
+    assert finished.code == 0, finished.err
+    assert digest(tmp_path) == undisturbed
+
+
+def test_a_rank_that_is_asked_alone_speaks_for_all(tmp_path: Path) -> None:
+    with started(train(tmp_path, 2, "--max-restarts", "3", save_every=1000, pause_s=0.05), tmp_path) as agent:
+        wait_for(lambda: step_of(tmp_path) >= 3, 30, "a few steps")
+        os.kill(pid_of(tmp_path, 1) or 0, signal.SIGTERM)
+        _, err = agent.communicate(timeout=20)
+        assert agent.returncode == 75, err
+    assert "restarting" not in err
+    assert "stopped after step" in err
+    assert len(list((tmp_path / "runs/mine/checkpoints").glob("step-*"))) == 1
+
+
+def test_the_second_interrupt_is_immediate(tmp_path: Path) -> None:
+    with started(train(tmp_path, 2, pause_s=60), tmp_path) as agent:
+        wait_for(lambda: step_of(tmp_path, 0) == 1 and step_of(tmp_path, 1) == 1, 30, "in the first step")
+        ranks = [pid_of(tmp_path, rank) or 0 for rank in range(2)]
+        agent.send_signal(signal.SIGINT)
+        assert agent.stderr is not None
+        assert "once more to kill them at once" in agent.stderr.readline()
+        assert agent.poll() is None
+        asked = time.monotonic()
+        agent.send_signal(signal.SIGINT)
+        agent.communicate(timeout=20)
+        assert time.monotonic() - asked < 5
+        assert agent.returncode == 75
+        assert not any(map(is_running, ranks))
+
+
+def test_a_step_that_outlasts_the_grace_period_is_cut_short(tmp_path: Path) -> None:
+    with started(train(tmp_path, 2, "--grace", "1", pause_s=60), tmp_path) as agent:
+        wait_for(lambda: step_of(tmp_path, 0) == 1 and step_of(tmp_path, 1) == 1, 30, "in the first step")
+        agent.send_signal(signal.SIGTERM)
+        _, err = agent.communicate(timeout=20)
+        assert agent.returncode == 75
+        assert "not all ranks have ended within 1 s: killing them (--grace)" in err
+
+
+def test_a_killed_nursery_takes_its_ranks_along_and_is_replaced(tmp_path: Path, undisturbed: str) -> None:
+    with started(train(tmp_path, 2, "--max-restarts", "1", pause_s=0.05), tmp_path) as agent:
+        wait_for(lambda: step_of(tmp_path) >= 6, 30, "a few steps")
+        (nursery,) = [
+            child
+            for child in descendants(agent.pid)
+            if "lockstep.launcher.nursery" in child.cmdline() and child.ppid() == agent.pid
+        ]
+        nursery.kill()
+        _, err = agent.communicate(timeout=40)
+        assert agent.returncode == 0, err
+    assert digest(tmp_path) == undisturbed
+
+
+def test_a_killed_data_worker_is_named_with_its_sample(tmp_path: Path) -> None:
+    finished = run(train(tmp_path, 2, workers=2, sample=23), tmp_path)
+    assert finished.code == 3
+    assert re.search(
+        r"the cause: RuntimeError: DataLoader worker \(pid.*\) is killed by signal: Killed", finished.err
+    ), finished.err
+    assert re.search(r"\(data worker [01], reading sample 23\)", finished.err)
+
+
+@contextmanager
+def memory_limit(limit_mb: int) -> Iterator[Path]:
+    """A control group of ours (version 1), if we may make one."""
+    group = Path("/sys/fs/cgroup/memory") / f"lockstep-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text(str(limit_mb * 2**20))
+    except OSError:
+        pytest.skip("control groups cannot be made here")
+    try:
+        yield group
+    finally:
+        wait_for(lambda: not (group / "cgroup.procs").read_text().strip(), 10, "the group is empty")
+        group.rmdir()
+
+
+def test_out_of_memory_is_told_apart_from_a_kill(tmp_path: Path) -> None:
+    with memory_limit(1500) as group:
+        command = train(tmp_path, 2, rank=1, step=3, act="eat")
+        join = f"open({str(group / 'cgroup.procs')!r}, 'w').write('0')"
+        finished = run([sys.executable, "-c", f"import os; {join}; os.execv({command[0]!r}, {command!r})"], tmp_path)
+    assert finished.code == 3
+    assert finished.err.startswith(
+        f"lockstep: rank 1 of 2 on {HOST} failed in step 3 (forward and backward pass), the cause: "
+        "killed by the kernel: the machine, or its control group, was out of memory"
+    ), finished.err

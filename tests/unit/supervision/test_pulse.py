@@ -1,0 +1,110 @@
+"""What a rank writes into its page is what its agent reads."""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lockstep.supervision import pulse
+from lockstep.supervision.pulse import MAX_DATA_WORKERS, Page, Phase
+
+
+@pytest.fixture
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Page]:
+    monkeypatch.setattr(pulse, "_page", None)
+    monkeypatch.setattr(pulse, "_sample_at", pulse._sample_at)
+    pulse.begin(tmp_path / "rank-0.pulse")
+    yield Page(tmp_path / "rank-0.pulse")
+
+
+def test_without_an_agent_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulse, "_page", None)
+    pulse.enter(Phase.DATA)
+    pulse.complete_step(3)
+    pulse.read_sample(4)
+    pulse.begin_data_worker(0)
+    with pulse.during(Phase.SAVING):
+        pulse.promise_to_stop()
+    assert pulse._page is None
+
+
+def test_step_phase_and_since_when(page: Page) -> None:
+    before = time.monotonic()
+    pulse.complete_step(41)
+    pulse.enter(Phase.EXCHANGING)
+    reading = page.read()
+    assert reading is not None
+    assert (reading.pid, reading.step, reading.phase) == (os.getpid(), 41, Phase.EXCHANGING)
+    assert before <= reading.since <= time.monotonic()
+    assert not reading.is_stopping
+    pulse.promise_to_stop()
+    assert page.read().is_stopping  # type: ignore[union-attr]
+
+
+def test_the_longest_of_each_completed_phase(page: Page) -> None:
+    for duration_s in (0.0, 0.03, 0.0):
+        pulse.enter(Phase.DATA)
+        time.sleep(duration_s)
+        pulse.enter(Phase.COMPUTING)
+    longest_s = page.read().longest_s  # type: ignore[union-attr]
+    assert 0.03 <= longest_s[Phase.DATA] < 1.0
+    assert Phase.EVALUATING not in longest_s
+
+
+def test_a_phase_inside_another_gives_way_to_it_again(page: Page) -> None:
+    pulse.enter(Phase.UPDATING)
+    with pytest.raises(ValueError), pulse.during(Phase.EVALUATING):
+        assert page.read().phase is Phase.EVALUATING  # type: ignore[union-attr]
+        raise ValueError
+    assert page.read().phase is Phase.UPDATING  # type: ignore[union-attr]
+
+
+def test_foreign_steps_are_counted_outside_of_our_loop_only(page: Page) -> None:
+    pulse.enter(Phase.SCRIPT)
+    pulse.count_foreign_step()
+    pulse.enter(Phase.UPDATING)
+    pulse.count_foreign_step()
+    assert page.read().step == 1  # type: ignore[union-attr]
+
+
+def test_data_workers_say_which_sample_they_read(page: Page) -> None:
+    pulse.read_sample(5)
+    assert page.read().sample == 5  # type: ignore[union-attr]
+    pulse.all_samples_read()
+    assert page.read().sample is None  # type: ignore[union-attr]
+    if (child := os.fork()) == 0:
+        pulse.begin_data_worker(2)
+        pulse.read_sample(77)
+        os._exit(0)
+    os.waitpid(child, 0)
+    reading = page.read()
+    assert reading is not None
+    (worker,) = reading.data_workers
+    assert (worker.number, worker.pid, worker.sample) == (2, child, 77)
+    assert reading.sample is None, "the rank's own place is not the worker's"
+
+
+def test_more_data_workers_than_there_is_room_for_go_unseen(page: Page) -> None:
+    pulse.begin_data_worker(MAX_DATA_WORKERS)
+    pulse.read_sample(1)
+    assert page.read().data_workers == []  # type: ignore[union-attr]
+    assert page.read().sample is None  # type: ignore[union-attr]
+
+
+def test_a_page_that_says_nothing_or_nonsense_is_not_believed(page: Page, tmp_path: Path) -> None:
+    assert Page(tmp_path / "new.pulse", create=True).read() is None
+    page.ints[pulse._PHASE] = 1000
+    assert page.read() is None
+    page.ints[pulse._PHASE] = Phase.DATA
+    page.ints[pulse._AT_VERSION] += 1
+    assert page.read() is None
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "else.txt").write_text("x" * 4096)
+    (tmp_path / "rank-1.pulse").symlink_to(tmp_path / "else.txt")
+    with pytest.raises(OSError):
+        pulse.Page(tmp_path / "rank-1.pulse", create=True)
+    assert (tmp_path / "else.txt").read_text() == "x" * 4096

@@ -43,7 +43,7 @@ from lockstep.supervision.failure import (
 )
 from lockstep.supervision.incidents import keep_incident
 from lockstep.supervision.memory import OutOfMemoryKills
-from lockstep.supervision.pulse import Page, Reading
+from lockstep.supervision.pulse import COMPILER, Page, Reading
 from lockstep.supervision.rank_files import RankFiles
 
 _POLL_INTERVAL_S = 0.1
@@ -119,6 +119,8 @@ class _Agent(SimpleElasticAgent):
         if any(rank.exit_code for rank in self._processes.ranks):
             self._conclude(explain(self._await_the_cause(worker_group), self._scene(worker_group)))
             return RunResult(WorkerState.FAILED)
+        if any(end.pulse is not None and end.pulse.has_compiler for end in ends):
+            self._processes.import_ahead(COMPILER)
         return RunResult(WorkerState.HEALTHY)
 
     def _stop_workers(self, *_: Any, **__: Any) -> None:

@@ -2,7 +2,8 @@
 
 Importing torch takes most of the time that a start or a restart takes. So one process of the job imports it, once, does
 nothing with it (no thread, no CUDA), and every rank is a fork of it that has torch already. The agent speaks to it in
-lines of JSON: `Start` asks for a rank, and it answers with `Started`, and when one has ended, with `Ended`.
+lines of JSON: it asks for a rank, is told its process id, and when it has ended; it lets go of one that has ended; and
+it may ask for another module to be imported, where ranks turned out to need it, so that the next need not.
 
 It also buries the dead. An ended rank stays a zombie until the agent has let go of it, so that a signal meant for it
 never reaches a stranger with its number. When the agent is gone, so that its socket closes, all ranks are killed with
@@ -76,8 +77,12 @@ class _Ranks:
             self._running.add(pid)
             _say(self._connection, {"kind": "started", "pid": pid})
             self.tell_of_the_dead()  # it may be one already
-        else:
+        elif request["kind"] == "let go":
             self._let_go(request["pid"])
+        elif self._is_warm:
+            with suppress(Exception):  # then a rank that needs it will say what is wrong with it
+                importlib.import_module(request["module"])
+            gc.freeze()
 
     def tell_of_the_dead(self) -> None:
         for pid in list(self._running):

@@ -54,6 +54,7 @@ class Processes:
         self._warmth = WARM if is_warm else COLD
         self._nursery: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
+        self._imported_ahead: list[str] = []
         self._unread = b""
         self._started: list[int] = []  # process ids, as the nursery told them
         self._ended: dict[int, int] = {}  # exit codes by process id; of ranks that have not been let go of
@@ -74,6 +75,8 @@ class Processes:
         )
         theirs.close()
         self._connection = ours
+        for module in self._imported_ahead:
+            self._say({"kind": "import", "module": module})
 
     def start(self, variables: Sequence[Mapping[str, str]]) -> list[RankProcess]:
         """A process for each rank, with the given variables besides our own; those before must have ended."""
@@ -91,6 +94,13 @@ class Processes:
                 if attempt == 2:
                     raise
         raise AssertionError
+
+    def import_ahead(self, module: str) -> None:
+        """Have it imported in ranks that are started from now on."""
+        if module not in self._imported_ahead:
+            self._imported_ahead.append(module)
+            with suppress(NurseryLost):
+                self._say({"kind": "import", "module": module})
 
     def look(self, wait_s: float = 0.0) -> None:
         """Learn which ranks have ended; return early if one has."""

@@ -60,7 +60,7 @@ def _show_pulse(files: RankFiles) -> None:
     if "torch" in sys.modules:  # a warm rank: scripts that never import lockstep show their steps all the same
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        register_optimizer_step_post_hook(lambda *_: pulse.count_foreign_step())
+        register_optimizer_step_post_hook(lambda *_: pulse.count_optimizer_step())
     pulse.enter(pulse.Phase.SCRIPT)
     if ASK_FOR_STACKS is not None:
         # Kept open for the life of the process: the dump is written by a signal handler, which can open nothing.

@@ -10,6 +10,7 @@ In a process that nobody supervises all of it does nothing.
 
 import mmap
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -55,6 +56,7 @@ _WORDS = {
     Phase.LEAVING: "leaving",
 }
 
+COMPILER = "torch._dynamo"
 MAX_DATA_WORKERS = 128
 NO_SAMPLE = -1
 
@@ -62,7 +64,7 @@ _SIZE = 4096
 _MAGIC = 0x6C6F636B73746570
 _VERSION = 1
 # Places in the page, in units of 8 bytes.
-_IS_VALID, _AT_VERSION, _PID, _MAIN_THREAD, _STEP, _PHASE, _SINCE, _SAMPLE, _IS_STOPPING = range(9)
+_IS_VALID, _AT_VERSION, _PID, _MAIN_THREAD, _STEP, _PHASE, _SINCE, _SAMPLE, _IS_STOPPING, _HAS_COMPILER = range(10)
 _LONGEST = 12  # of each phase, in seconds
 _DATA_WORKERS = 32  # for each: process id, sample, since when
 assert len(Phase) <= _DATA_WORKERS - _LONGEST and 8 * (_DATA_WORKERS + 3 * MAX_DATA_WORKERS) <= _SIZE
@@ -85,6 +87,7 @@ class Reading(NamedTuple):
     since: float
     sample: int | None  # that the rank itself is reading
     is_stopping: bool  # it was asked to stop, and will after its step
+    has_compiler: bool  # torch's compiler is imported there, which DDP does and which takes a second or more
     longest_s: dict[Phase, float]  # of the phases that it has completed, the longest each has taken
     data_workers: list[DataWorker]
 
@@ -126,6 +129,7 @@ class Page:
             since=floats[_SINCE],
             sample=_sample(ints[_SAMPLE]),
             is_stopping=bool(ints[_IS_STOPPING]),
+            has_compiler=bool(ints[_HAS_COMPILER]),
             longest_s={phase: floats[_LONGEST + phase] for phase in Phase if floats[_LONGEST + phase] > 0},
             data_workers=[
                 DataWorker(number, ints[at], _sample(ints[at + 1]), floats[at + 2])
@@ -174,9 +178,13 @@ def during(phase: Phase) -> Iterator[None]:
         enter(outer)
 
 
-def count_foreign_step() -> None:
-    """An optimizer has made a step in a script that says nothing else about itself."""
-    if _page is not None and _page.ints[_PHASE] == Phase.SCRIPT:
+def count_optimizer_step() -> None:
+    """An optimizer has made a step: a sign of life in a script that says nothing else about itself."""
+    if _page is None:
+        return
+    if not _page.ints[_HAS_COMPILER]:
+        _page.ints[_HAS_COMPILER] = COMPILER in sys.modules
+    if _page.ints[_PHASE] == Phase.SCRIPT:
         _page.ints[_STEP] += 1
         enter(Phase.SCRIPT)
 

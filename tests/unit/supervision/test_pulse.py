@@ -63,9 +63,9 @@ def test_a_phase_inside_another_gives_way_to_it_again(page: Page) -> None:
 
 def test_foreign_steps_are_counted_outside_of_our_loop_only(page: Page) -> None:
     pulse.enter(Phase.SCRIPT)
-    pulse.count_foreign_step()
+    pulse.count_optimizer_step()
     pulse.enter(Phase.UPDATING)
-    pulse.count_foreign_step()
+    pulse.count_optimizer_step()
     assert page.read().step == 1  # type: ignore[union-attr]
 
 

@@ -176,6 +176,6 @@ def _is_anothers(path: str) -> bool:
             if process.pid in ours:
                 continue
             held = [region.path for region in process.memory_maps()] + [file.path for file in process.open_files()]
-            if path in held:
+            if any(each == path or each.startswith(f"{path}/") for each in held):
                 return True
     return False

@@ -8,11 +8,10 @@ import socket
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from lockstep.launcher.worker import STACK_DUMP_SIGNAL
-from tests.commands import BIN, LOCKSTEP, descendants, free_port, is_running, port_is_open, run, started, wait_for
+from tests.commands import BIN, LOCKSTEP, free_port, is_running, port_is_open, run, started, wait_for
 
 HOST = socket.gethostname()
 TWO = [*LOCKSTEP, "run", "-n", "2"]
@@ -268,36 +267,12 @@ def test_no_rank_outlives_a_killed_launcher_by_more_than_two_seconds(tmp_path: P
         wait_for(lambda: not any(map(is_running, pids(tmp_path))), 2, "no rank is left")
 
 
-@pytest.mark.slow
-def test_no_data_worker_outlives_a_killed_launcher_by_more_than_eight_seconds(tmp_path: Path) -> None:
+def test_no_data_worker_outlives_a_killed_launcher_by_more_than_two_seconds(tmp_path: Path) -> None:
     with started([*LOCKSTEP, "run", "-n", "1", script(tmp_path, LOADER)], tmp_path) as agent:
         wait_for(lambda: len(pids(tmp_path, "data-*.pid")) == 1, 30, "the data worker started")
         workers = pids(tmp_path, "data-*.pid")
         agent.kill()
-        wait_for(lambda: not any(map(is_running, workers)), 8, "no data worker is left")
-
-
-def test_a_job_on_one_machine_listens_on_loopback_only(tmp_path: Path) -> None:
-    text = """
-import pathlib, time
-import lockstep, torch
-def main(world):
-    lockstep.all_reduce(torch.ones(1))
-    pathlib.Path(f"rank-{world.rank}.pid").write_text("1")
-    time.sleep(60)
-lockstep.launch(main, device="cpu")
-"""
-    with started([*TWO, script(tmp_path, text)], tmp_path) as agent:
-        wait_for(lambda: len(pids(tmp_path)) == 2, 40, "both ranks joined")
-        everyone = [psutil.Process(agent.pid), *descendants(agent.pid)]
-        listening = [
-            connection.laddr.ip
-            for process in everyone
-            for connection in process.net_connections()
-            if connection.status == psutil.CONN_LISTEN
-        ]
-        assert len(listening) >= 3, "the agent's store and each rank's gloo"
-        assert set(listening) == {"127.0.0.1"}
+        wait_for(lambda: not any(map(is_running, workers)), 2, "no data worker is left")
 
 
 def test_faults_in_a_config_are_told_at_once_before_any_process_starts(tmp_path: Path) -> None:

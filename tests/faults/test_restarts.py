@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import LOCKSTEP, descendants, is_running, run, started, wait_for
+from tests.commands import LOCKSTEP, descendants, free_port, is_running, run, started, wait_for
 
 HOST = socket.gethostname()
 STEPS = 30
@@ -236,6 +237,32 @@ def test_a_killed_data_worker_is_named_with_its_sample(tmp_path: Path) -> None:
         r"the cause: RuntimeError: DataLoader worker \(pid.*\) is killed by signal: Killed", finished.err
     ), finished.err
     assert re.search(r"\(data worker [01], reading sample 23\)", finished.err)
+
+
+@contextmanager
+def two_machines(folder: Path, **order: object) -> Iterator[list["subprocess.Popen[str]"]]:
+    """Two agents with a rank each, on one machine."""
+    meet = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--max-restarts", "2"]
+    commands = [train(folder, 1, *meet, "--node-rank", str(node), **order) for node in range(2)]
+    with started(commands[0], folder) as first, started(commands[1], folder) as second:
+        yield [first, second]
+
+
+def test_two_machines_restart_together(tmp_path: Path, undisturbed: str) -> None:
+    with two_machines(tmp_path, rank=1, step=12, act="kill", attempts=[0]) as agents:
+        told = [agent.communicate(timeout=90)[1] for agent in agents]
+        assert [agent.returncode for agent in agents] == [0, 0], told
+    assert f"rank 1 of 2 on {HOST} failed in step 12" in told[1]
+    assert "rank 0 of 2: victims of a rank on another machine; see there" in told[0]
+    assert digest(tmp_path) == undisturbed
+
+
+def test_a_machine_that_gives_up_tells_the_other(tmp_path: Path) -> None:
+    with two_machines(tmp_path, rank=1, step=7, act="raise") as agents:
+        told = [agent.communicate(timeout=90)[1] for agent in agents]
+        assert [agent.returncode for agent in agents] == [3, 3], told
+    assert "in the same way as before, so it would again" in told[1]
+    assert told[0].splitlines()[-1] == "lockstep: machine 1 has ended the job; see there"
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
+from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from lockstep.config import environment
@@ -102,6 +103,13 @@ class _Agent(SimpleElasticAgent):
 
     def say(self, text: str) -> None:
         print(f"lockstep: {text}", file=sys.stderr, flush=True)
+
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        try:
+            super()._rendezvous(worker_group)
+        except RendezvousGracefulExitError as error:
+            self.say(str(error))
+            raise
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._pages = {}
@@ -187,6 +195,8 @@ class _Agent(SimpleElasticAgent):
             spec.local_world_size -= 1
             self.say(f"with {spec.local_world_size} processes on this machine: a restart with more did not help")
         self._remaining_restarts = int(decision.goes_on)
+        if not decision.goes_on and isinstance(self._worker_group.spec.rdzv_handler, FreshStoreRendezvous):
+            self._worker_group.spec.rdzv_handler.tell_end()
 
     @property
     def _can_shrink(self) -> bool:

@@ -1,16 +1,20 @@
 """Where the agents of a job meet, and the store each round of workers gets."""
 
 import time
+from contextlib import suppress
 from datetime import timedelta
 
 from torch._C._distributed_c10d import Store, TCPStore  # torch.distributed re-exports these untyped
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
 from lockstep.config.environment import Node
 from lockstep.errors import WorldError
 from lockstep.launcher.store import await_keys, hold_store, reach_store
 
 _MEETING_TIMEOUT = timedelta(minutes=10)
+_LOOK_EVERY_S = 0.5
+_ENDED = "ended"
 
 
 class FreshStoreRendezvous(RendezvousHandler):
@@ -51,14 +55,32 @@ class FreshStoreRendezvous(RendezvousHandler):
                 else reach_store(address, port, _MEETING_TIMEOUT, f"machine {index}")
             )
         keys = [f"round/{self._round}/machine/{other}" for other in range(self._node.count)]
-        self._meeting.set(keys[index], word)
-        missing = await_keys(self._meeting, keys, time.monotonic() + _MEETING_TIMEOUT.total_seconds())
-        if missing:
-            raise WorldError(
-                f"machine {index} waited in vain for machine {', '.join(map(str, missing))} of {self._node.count} at "
-                f"{address}:{port}: not started, or cannot connect"
-            )
-        return [self._meeting.get(key).decode() for key in keys]
+        try:
+            self._meeting.set(keys[index], word)
+            self._await_machines(self._meeting, keys)
+            return [self._meeting.get(key).decode() for key in keys]
+        except RuntimeError as error:  # the base of torch's network and store errors
+            if self._round == 1:
+                raise
+            raise RendezvousGracefulExitError("machine 0 has ended the job, or cannot be reached any more") from error
+
+    def _await_machines(self, meeting: Store, keys: list[str]) -> None:
+        deadline = time.monotonic() + _MEETING_TIMEOUT.total_seconds()
+        while missing := await_keys(meeting, keys, min(deadline, time.monotonic() + _LOOK_EVERY_S)):
+            if meeting.check([_ENDED]):
+                raise RendezvousGracefulExitError(meeting.get(_ENDED).decode())
+            if time.monotonic() > deadline:
+                raise WorldError(
+                    f"machine {self._node.index} waited in vain for machine {', '.join(map(str, missing))} of "
+                    f"{self._node.count} at {self._node.master_addr}:{self._node.master_port}: not started, or cannot "
+                    "connect"
+                )
+
+    def tell_end(self) -> None:
+        """This machine will not come again: the others need not wait for it."""
+        if self._meeting is not None:
+            with suppress(RuntimeError):  # machine 0 is gone already
+                self._meeting.set(_ENDED, f"machine {self._node.index} has ended the job; see there")
 
     @property
     def use_agent_store(self) -> bool:

@@ -27,6 +27,7 @@ DEFAULT_PORT = 29500
 AGENT_PID = "LOCKSTEP_AGENT_PID"
 SUPERVISION_FOLDER = "LOCKSTEP_SUPERVISION"
 SPAWNED_BY_LAUNCH = "LOCKSTEP_SPAWNED_BY_LAUNCH"
+RESTARTED_AFTER = "LOCKSTEP_RESTARTED_AFTER"
 
 # Set by the user: where shared memory is, if not in the usual place.
 MEMORY_FOLDER = "LOCKSTEP_MEMORY"
@@ -139,6 +140,11 @@ def supervision_folder() -> Path | None:
     """Where this worker and its agent leave each other word, if it has one."""
     folder = os.environ.get(SUPERVISION_FOLDER)
     return Path(folder) if folder else None
+
+
+def restarted_after() -> str | None:
+    """What the attempt before failed of, if our agent has started this one in its place."""
+    return os.environ.get(RESTARTED_AFTER)
 
 
 def memory_folder() -> Path | None:

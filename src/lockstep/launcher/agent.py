@@ -269,7 +269,8 @@ class _Agent(SimpleElasticAgent):
     def _variables(self, worker_group: WorkerGroup, worker: Any) -> dict[str, str]:
         """What torchrun sets for a worker, by the same names."""
         spec = worker_group.spec
-        return {
+        restarted = {} if self.verdict is None else {environment.RESTARTED_AFTER: self.verdict.cause}
+        return restarted | {
             "RANK": str(worker.global_rank),
             "LOCAL_RANK": str(worker.local_rank),
             "WORLD_SIZE": str(worker.world_size),

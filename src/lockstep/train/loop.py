@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
+from lockstep.config import environment
 from lockstep.config.duration import RunLength
 from lockstep.config.plain_settings import PlainSettings
 from lockstep.data.foreign import Loader
@@ -200,6 +201,8 @@ class Loop:
         resumed = self._continuity.take_up(loader, self._fingerprint(loader, length), is_exact=is_exact)
         is_done = self._continuity.progress.is_at_its_end(_steps_per_epoch(loader))
         pulse.complete_step(self._continuity.progress.step)
+        if self._num_calls == 1 and (cause := environment.restarted_after()) is not None:
+            self._journal.events.emit("restart", self._continuity.progress.step, cause=cause)
         self._tell_start(loader, length, resumed, is_done)
         if is_done:
             return None

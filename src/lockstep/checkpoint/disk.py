@@ -67,20 +67,26 @@ def read_start(path: Path, max_bytes: int) -> bytes:
         return file.read(max_bytes)
 
 
-def content_hash(path: Path) -> str:
-    """The sha256, in hex, of the sha256s of a file's pieces of 4 MiB: so that several threads can share the work."""
+def content_hash(path: Path, max_threads: int = _HASHING_THREADS) -> str:
+    """The sha256, in hex, of the sha256s of a file's pieces of 4 MiB: so that several threads can share the work.
+
+    With one, it is the caller's own.
+    """
     descriptor = _open_regular(path)
     try:
         starts = range(0, os.fstat(descriptor).st_size, _PIECE_BYTES)
-        num_threads = min(_HASHING_THREADS, os.cpu_count() or 1, len(starts) or 1)
+        num_threads = min(max_threads, os.cpu_count() or 1, len(starts) or 1)
         pieces = [b""] * len(starts)
 
         def work(first: int) -> None:  # every so many-th piece: a task for each would take memory by the file's size
             for index in range(first, len(starts), num_threads):
                 pieces[index] = hashlib.sha256(os.pread(descriptor, _PIECE_BYTES, starts[index])).digest()
 
-        with ThreadPoolExecutor(num_threads) as threads:
-            list(threads.map(work, range(num_threads)))
+        if num_threads == 1:
+            work(0)
+        else:
+            with ThreadPoolExecutor(num_threads) as threads:
+                list(threads.map(work, range(num_threads)))
         return hashlib.sha256(b"".join(pieces)).hexdigest()
     finally:
         os.close(descriptor)

@@ -61,6 +61,7 @@ class Outcome(NamedTuple):
     problem: str | None  # also beside a commit, where something after it went wrong
     num_bytes: int
     write_s: float
+    cpu_s: float = 0.0  # of the threads that save: the longest rank's, and what rank 0 alone does
 
 
 class _Written(NamedTuple):
@@ -73,16 +74,19 @@ class _Written(NamedTuple):
 class Saver:
     """`run_id`: that every checkpoint names. `attempt` keeps the drafts of a killed process apart from ours."""
 
-    def __init__(self, folder: Path, world: World, run_id: str, attempt: int) -> None:
+    def __init__(self, folder: Path, world: World, run_id: str, attempt: int, beside: "Saver | None" = None) -> None:
+        """`beside`: another, for a folder on the disk. This one is for memory, and the two never save at a time: so
+        they share the room for copies, and the group, which is the other's to close."""
         self.store = Store(folder)
         self._world = world
         self._run_id = run_id
         self._attempt = attempt
         self._num_saves = 0
-        self._staging = Staging()
+        self._is_for_disk = beside is None
+        self._staging: Staging = Staging() if beside is None else beside._staging
         self._under_way: Future[Outcome] | None = None
         self._thread: threading.Thread | None = None
-        self._group = _own_group(world)
+        self._group: dist.ProcessGroup | None = _own_group(world) if beside is None else beside._group
         # Only ranks that see the same folder as rank 0, on the same disk: another machine may have one of its own.
         places = all_gather_object([world.node, *_identity(folder.parent)])
         self._writers = [rank for rank, place in enumerate(places) if place == places[0]]
@@ -115,6 +119,11 @@ class Saver:
         # But if it can come to its end it should: torch aborts a process that ends while a thread is in it.
         atexit.register(self._thread.join, _LAST_WAIT_S)
 
+    @property
+    def is_busy(self) -> bool:
+        """Is a save under way? Ranks come to know its end at different times."""
+        return self._under_way is not None and not self._under_way.done()
+
     def wait_for_copies(self) -> None:
         """Before an update: until nothing that it changes is still to be copied."""
         self._staging.wait()
@@ -138,7 +147,7 @@ class Saver:
         if abandon:
             return
         self.wait()
-        if self._group is not None and dist.is_initialized():
+        if self._is_for_disk and self._group is not None and dist.is_initialized():
             dist.destroy_process_group(self._group)
             self._group = None
 
@@ -161,10 +170,11 @@ class Saver:
         retention: Retention,
         after_commit: Callable[[Manifest], None] | None,
     ) -> Outcome:
-        started = time.perf_counter()
+        started, started_cpu = time.perf_counter(), time.thread_time()
         written = self._write(draft)
+        write_cpu_s = time.thread_time() - started_cpu
         offsets = {part: {name: shard.offsets for name, shard in s.shards.items()} for part, s in splits.items()}
-        reports = all_gather_object({**written._asdict(), "offsets": offsets}, group=self._group)
+        reports = all_gather_object({**written._asdict(), "offsets": offsets, "cpu_s": write_cpu_s}, group=self._group)
         problems = [report["problem"] for report in reports if report["problem"] is not None]
         commit = secrets.token_hex(8)
         stored = {name: StoredFile(*file) for report in reports for name, file in report["files"].items()}
@@ -186,6 +196,7 @@ class Saver:
             "; ".join(dict.fromkeys(problems)) or None,
             num_bytes,
             time.perf_counter() - started,
+            max(report["cpu_s"] for report in reports) + time.thread_time() - started_cpu - write_cpu_s,
         )
         return Outcome(*broadcast_object(list(own), group=self._group))
 
@@ -199,7 +210,7 @@ class Saver:
                     with suppress(FileExistsError):
                         disk.make_folder(folder)
             for name, tensors in files.items():
-                stored[name] = write_tensors(draft / name, tensors)
+                stored[name] = write_tensors(draft / name, tensors, to_disk=self._is_for_disk)
         except Exception as error:  # whatever it is: the others wait for our word
             return _Written({}, f"rank {self._world.rank}: {_words(error)}")
         return _Written(stored, None)

@@ -190,9 +190,11 @@ class Store:
                     disk.rename(path, target)
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> StoredFile:
-    """A new file of contiguous tensors in main memory, brought to the disk."""
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, to_disk: bool = True) -> StoredFile:
+    """A new file of contiguous tensors in main memory, brought to the disk; else all is done in the caller's thread."""
     save_file(dict(tensors), path)
+    if not to_disk:
+        return StoredFile(path.stat().st_size, disk.content_hash(path, max_threads=1))
     with ThreadPoolExecutor(1) as thread:  # the disk is slow and the hash takes the processor: side by side
         flushing = thread.submit(disk.flush, path)
         stored = StoredFile(path.stat().st_size, disk.content_hash(path))

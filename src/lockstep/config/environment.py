@@ -153,6 +153,11 @@ def memory_folder() -> Path | None:
     return folder if folder.is_dir() and os.access(folder, os.W_OK | os.X_OK) else None
 
 
+def may_be_restarted() -> bool:
+    """Does the agent that started this process, ours or torchrun's, start it again if one of the ranks dies?"""
+    return _number(os.environ, "TORCHELASTIC_MAX_RESTARTS", default=0) > 0
+
+
 def spawned_by_launch() -> bool:
     """Did `lockstep.launch(main, nproc=N)` start this process as a copy of its script?"""
     return SPAWNED_BY_LAUNCH in os.environ

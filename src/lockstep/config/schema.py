@@ -239,6 +239,7 @@ class CheckpointConfig(Frozen):
     every: DurationField = Duration.parse("200 steps")
     keep: Count = 3  # the newest
     keep_every: Count | None = None  # and those of every so-many-th step
+    memory: Flag = True  # also keep the newest state in memory, where an agent may restart the run
 
     @field_validator("every")
     @classmethod

@@ -1,5 +1,6 @@
 """What the run has used of its data since the last commit: the next line of the ledger."""
 
+from copy import deepcopy
 from typing import Any
 
 from lockstep.data.batch import GlobalBatch
@@ -33,6 +34,14 @@ class Consumption:
                 _extend(span["dropped"], epoch, dropped)
         else:
             _extend(span["consumed"], batch.epoch, range(batch.number, batch.number + 1))
+
+    def so_far(self) -> list[dict[str, Any]]:
+        """A copy of all spans since the last commit that was made; for a snapshot, which is none."""
+        return deepcopy(self._covered + self._spans)
+
+    def restore(self, spans: list[dict[str, Any]]) -> None:
+        """Go on from what `so_far` has said."""
+        self._covered, self._spans, self._loader = deepcopy(spans), [], None
 
     def begin_commit(self) -> list[dict[str, Any]]:
         """All spans that a commit of the run as it is now covers."""

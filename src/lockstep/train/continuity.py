@@ -28,6 +28,8 @@ Resume = Literal["auto", "accept-drift", "force"]
 
 logger = logging.getLogger("lockstep")
 
+_STEPS_TO_BE_HEARD = 2  # a request, at most
+
 
 class Continuity:
     """Without a folder there is nothing to go on from, and `save` does nothing."""
@@ -91,7 +93,10 @@ class Continuity:
             values = dict(found.values)
             loader.load_state_dict(values.pop(LOADER))
             self._parts.load(values, keep_settings=self._resume == "force")
-            self._saved = replace(self.progress)
+            if found.is_snapshot:
+                self._consumption.restore(found.facts["ledger"]["spans"])
+            else:
+                self._saved = replace(self.progress)
         self._note_position(loader)
         return None if found is None else found.path
 
@@ -126,12 +131,29 @@ class Continuity:
         self._saved = replace(self.progress)
         self._checkpoints.save(
             self.progress.step,
-            {**self._parts.values(), LOADER: self._loader_state()},
-            {"position": self.progress.as_json(), "fingerprint": self._fingerprint, **plain(facts)},
+            self._state(),
+            {**self._facts(), **plain(facts)},
             self._consumption,
             retention=self._saving.retention,
             is_best=is_best,
         )
+
+    def ask_for_snapshot(self) -> bool:
+        """Rank 0 says when one is due; the others never do."""
+        return (
+            self._checkpoints is not None
+            and self._saving.memory
+            and self._checkpoints.ask_for_snapshot(self._num_bytes)
+        )
+
+    def snapshot(self) -> None:
+        """Begin to keep the run in memory as it is between two steps, unless it was saved when this was asked for."""
+        if self._checkpoints is None:
+            return
+        if self._saved is not None and self.progress.batches - self._saved.batches <= _STEPS_TO_BE_HEARD:
+            self._checkpoints.skip_snapshot()
+        else:
+            self._checkpoints.snapshot(self.progress.step, self._state, self._facts(), self._consumption)
 
     def before_update(self) -> None:
         if self._checkpoints is not None:
@@ -157,6 +179,15 @@ class Continuity:
             self._parent = self._checkpoints.parent
             self._checkpoints = None
 
+    def _state(self) -> dict[str, Any]:
+        return {**self._parts.values(), LOADER: self._loader_state()}
+
+    def _num_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._parts.state().values())
+
+    def _facts(self) -> dict[str, Any]:
+        return {"position": self.progress.as_json(), "fingerprint": self._fingerprint}
+
     def _note_position(self, loader: Loader) -> None:
         state = loader.state_dict()
         self._loader_state = partial(_merged, state) if state else dict
@@ -171,6 +202,7 @@ class Continuity:
             is_good = self._checkpoints.wait()
         if not is_good:
             raise CheckpointError(f"step {self.progress.step}, {what}, could not be saved")
+        self._checkpoints.remove_snapshots()
 
     def _check_drift(self, found: Found, *, is_exact: bool) -> None:
         own = differences(found.facts["fingerprint"], self._fingerprint)

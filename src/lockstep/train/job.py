@@ -82,7 +82,7 @@ def train_recipe(
         lanes_per_rank=config.lanes_per_rank,
     )
     test = EvaluationLoader(splits.test, config.evaluation_batch, world, workers=config.workers)
-    saving = Saving(config.checkpoint.every, config.checkpoint.keep, config.checkpoint.keep_every)
+    saving = Saving(**dict(config.checkpoint))
     trainer = Trainer(
         model,
         build_optimizer(model, config.optim, batch.size),

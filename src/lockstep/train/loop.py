@@ -12,7 +12,7 @@ from lockstep.config.plain_settings import PlainSettings
 from lockstep.data.foreign import Loader
 from lockstep.engine.buffers import slots_of
 from lockstep.engine.engine import Engine
-from lockstep.engine.requests import STOP, Requests
+from lockstep.engine.requests import SNAPSHOT, STOP, Requests
 from lockstep.engine.trace import gradients_of
 from lockstep.errors import UserError
 from lockstep.events.run_folder import Settings
@@ -164,9 +164,14 @@ class Loop:
 
     def _do_as_asked(self) -> None:
         """What one rank or another has asked of all: [Note: requests]."""
+        if self._continuity.ask_for_snapshot():
+            self._requests.ask(SNAPSHOT)
         asked = self._requests.pass_on() if self._world.size == 1 else self._requests.take()
         if asked & STOP:
             self._continuity.stop()
+        if asked & SNAPSHOT:
+            with pulse.during(Phase.SAVING):
+                self._continuity.snapshot()
 
     def _stop_if_told(self) -> None:
         if self.stop_after is not None and self._continuity.progress.step >= self.stop_after:

@@ -63,7 +63,7 @@ FREE = {
     "lanes_per_rank": [1, 7],
     "ddp_backend": "gloo",
     "find_unused_parameters": True,
-    "checkpoint": {"every": "7 steps", "keep": 9, "keep_every": 4},
+    "checkpoint": {"every": "7 steps", "keep": 9, "keep_every": 4, "memory": False},
 }
 
 

@@ -10,7 +10,6 @@ when the next one is due.
 """
 
 import logging
-import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,6 +19,7 @@ from lockstep.checkpoint import disk
 from lockstep.checkpoint.ledger import line_of
 from lockstep.checkpoint.manifest import CheckpointError, Manifest
 from lockstep.checkpoint.memory_folder import MemoryFolder, Unusable, claim, path_in, sweep
+from lockstep.checkpoint.memory_room import megabytes, why_no_room
 from lockstep.checkpoint.saver import Content, Outcome, Saver
 from lockstep.checkpoint.store import Checkpoint, Retention, Store
 from lockstep.config import environment
@@ -34,7 +34,6 @@ _COST = 0.02  # of the time, at most
 _FIRST_AFTER_S = 1.0
 _LEAST_INTERVAL_S = 0.5  # a restart takes longer than that anyway
 _GUESSED_BYTES_PER_S = 1e9  # until one was taken
-_RESERVE = 1 / 8  # of the memory's file system stays free: data workers hand their samples over there
 _NEWEST = Retention(keep=1)
 
 
@@ -173,28 +172,21 @@ class Snapshots:
         assert self._folder is not None
         path = self._folder.path
         try:
-            system = os.statvfs(path)
             num_new = 1 if Store(path).steps() else 2  # the one before stays until the new one is whole
+            problem = why_no_room(path, num_new * num_bytes)
         except OSError as error:
             self._turn_off(0, f"{path}: {error.strerror or error}")
             return False
-        free = system.f_bavail * system.f_frsize
-        reserve = int(system.f_blocks * system.f_frsize * _RESERVE)
-        if free >= num_new * num_bytes + reserve:
-            return True
-        self._turn_off(
-            0,
-            f"{path.parent} has {_megabytes(free)} free, and {num_new} of {_megabytes(num_bytes)} with a reserve of "
-            f"{_megabytes(reserve)} need {_megabytes(num_new * num_bytes + reserve)}",
-        )
-        return False
+        if problem is not None:
+            self._turn_off(0, f"{problem} for {num_new} of {megabytes(num_bytes)}")
+        return problem is None
 
     def _conclude(self, outcome: Outcome | None) -> None:
         if outcome is None:
             return
         self._cadence.count(self._stall_s + outcome.cpu_s, self._began_at)
         if outcome.problem is not None:
-            self._turn_off(outcome.step, f"{outcome.problem} ({_megabytes(self._num_bytes or 0)} were to be written)")
+            self._turn_off(outcome.step, f"{outcome.problem} ({megabytes(self._num_bytes or 0)} were to be written)")
             return
         self._num_bytes = outcome.num_bytes
         if self._world.is_main:
@@ -227,7 +219,3 @@ def _newest(checkpoints: Store, run_id: str) -> Manifest | None:
             if manifest.run_id == run_id:
                 return manifest
     return None
-
-
-def _megabytes(num_bytes: int) -> str:
-    return f"{num_bytes / 1e6:,.1f} MB"

@@ -1,0 +1,115 @@
+"""What snapshots in memory cost: training with them against training without, which may be 1.02 at most.
+
+    .venv/bin/python bench/snapshots.py [--processes 1 2] [--model conv] [--batch 64] [--rounds 20] [--seconds 4]
+
+Each variant trains for about so many seconds a round, in turn; one thread a process, AdamW, nothing goes to the disk. A
+snapshot falls into some rounds and not into others, so that the sums over all rounds are compared, not medians. The
+clock of the snapshots stands still while the other variants train.
+"""
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from workloads import workload
+
+from lockstep.events.jsonl import read_lines
+from lockstep.testing import ranks
+from lockstep.train.run import Run
+from lockstep.world.collectives import barrier
+from lockstep.world.objects import broadcast_object
+from lockstep.world.world import World
+
+VARIANTS = ("without", "without again", "with")
+
+
+class Figures(NamedTuple):
+    steps: int  # a round
+    seconds: dict[str, list[float]]  # by variant and round
+    costs_s: list[float]  # as each snapshot was counted
+    num_bytes: int
+
+
+class Variant:
+    def __init__(self, world: World, folder: Path, model: str, batch: int, *, snapshots: bool) -> None:
+        work = workload(model, batch * 64)
+        os.environ["TORCHELASTIC_MAX_RESTARTS"] = str(int(snapshots))
+        self.run = Run(folder, world, sinks=[])
+        self.folder = folder
+        module = self.run.prepare(work.make_model())
+        optimizer = self.run.optimizer(module, lambda params: torch.optim.AdamW(params, lr=1e-4))
+        training = iter(self.run.open_steps(self.run.loader(work.data, batch, lanes=4), steps=10**9))
+
+        def step() -> None:
+            made = next(training)
+            made.accumulate(work.loss_sum, module)
+            made.update(optimizer)
+
+        self.step: Callable[[], None] = step
+        for _ in range(3):
+            step()
+        self._stopped_at = time.perf_counter()
+
+    def train(self, steps: int) -> float:
+        checkpoints = self.run._continuity._checkpoints
+        assert checkpoints is not None
+        barrier()
+        began = time.perf_counter()
+        checkpoints._snapshots._cadence._began_at += began - self._stopped_at
+        for _ in range(steps):
+            self.step()
+        barrier()
+        self._stopped_at = time.perf_counter()
+        return self._stopped_at - began
+
+
+def compare(world: World, place: str, model: str, batch: int, rounds: int, seconds: float) -> Figures:
+    torch.set_num_threads(1)
+    variants = {name: Variant(world, Path(place) / name, model, batch, snapshots=name == "with") for name in VARIANTS}
+    pilot = variants["without"].train(10) / 10
+    steps = broadcast_object(max(1, round(seconds / pilot)))
+    told: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    for number in range(rounds):
+        for name in VARIANTS[number % 3 :] + VARIANTS[: number % 3]:
+            told[name].append(variants[name].train(steps))
+    for variant in variants.values():
+        variant.run.finish()
+    events = [each for each in read_lines(variants["with"].folder / "ranks" / "0.jsonl") if each.get("in_memory")]
+    costs = [event["stall_s"] + event["cpu_s"] for event in events]
+    return Figures(steps, told, costs, events[-1]["num_bytes"] if events else 0)
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--processes", type=int, nargs="+", default=[1, 2])
+    arguments.add_argument("--model", default="conv", help="conv, mlp-0.15M, mlp-9M or gpt-9M")
+    arguments.add_argument("--batch", type=int, default=64)
+    arguments.add_argument("--rounds", type=int, default=20)
+    arguments.add_argument("--seconds", type=float, default=4.0, help="that each variant trains in a round")
+    options = arguments.parse_args()
+    for processes in options.processes:
+        with tempfile.TemporaryDirectory(dir=".") as place:
+            chosen = (options.model, options.batch, options.rounds, options.seconds)
+            figures = ranks(processes, timeout_s=3600).run(compare, str(Path(place).resolve()), *chosen)[0]
+        base = sum(figures.seconds["without"])
+        per_step = 1e3 * base / options.rounds / figures.steps
+        print(
+            f"\n{options.model} on {processes}: {options.rounds} rounds of {figures.steps} steps of {per_step:.1f} ms"
+        )
+        for name in VARIANTS[1:]:
+            ratios = sorted(own / of for own, of in zip(figures.seconds[name], figures.seconds["without"], strict=True))
+            total = sum(figures.seconds[name]) / base
+            print(f"  {name:<14} / without: {total:.4f} in all, rounds {ratios[0]:.3f}–{ratios[-1]:.3f}")
+        cost = sum(figures.costs_s) / sum(figures.seconds["with"])
+        print(
+            f"  {len(figures.costs_s)} snapshots of {figures.num_bytes / 1e6:.1f} MB, counted as {100 * cost:.2f}% of the time"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""Snapshots through the real command: processes are killed, little is lost, and the answer and the ledger stay."""
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from lockstep.checkpoint.store import Store
+from lockstep.errors import EXIT_STOPPED
+from lockstep.events.jsonl import read_lines
+from lockstep.supervision.pulse import Page
+from tests.commands import LOCKSTEP, Finished, is_running, run, started, wait_for
+from tests.faults.test_disk_trouble import mounted
+
+# Nothing goes to the disk before the end.
+TRAIN = [*LOCKSTEP, "train", "digits", "epochs=25", "checkpoint.every=5000", "--run", "run"]
+RESTARTED = [*TRAIN, "-n", "2", "--max-restarts", "3"]
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Path:
+    folder = tmp_path / "memory"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Its digest."""
+    return digest_in(run(TRAIN, tmp_path_factory.mktemp("undisturbed")))
+
+
+def digest_in(finished: Finished) -> str:
+    assert finished.code == 0, finished.err
+    found = re.search(r"^digest ([0-9a-f]{64})$", finished.out, re.MULTILINE)
+    assert found is not None, finished.out
+    return found[1]
+
+
+def env(memory: Path) -> dict[str, str]:
+    return {"LOCKSTEP_MEMORY": str(memory)}
+
+
+def own_folders(memory: Path) -> list[Path]:
+    return list(memory.glob(f"lockstep-{os.geteuid()}-*"))
+
+
+def newest(memory: Path) -> int:
+    """The newest snapshot's step; 0: there is none yet."""
+    return max((step for folder in own_folders(memory) for step in Store(folder).steps()), default=0)
+
+
+def ranks(memory: Path) -> dict[int, int]:
+    """Their process ids."""
+    found = {}
+    for page in memory.glob("lockstep-????????/rank-*.pulse"):
+        with suppress(OSError, ValueError):
+            found[int(page.stem.removeprefix("rank-"))] = Page(page).read().pid
+    return found
+
+
+def starts(folder: Path) -> Iterator[tuple[int, str | None]]:
+    for event in read_lines(folder / "run" / "events.jsonl"):
+        if event["kind"] == "start":
+            yield event["step"], event["resumed"]
+
+
+def assert_audit_is_clean(folder: Path) -> None:
+    audit = run([*LOCKSTEP, "ckpt", "audit", "run"], folder)
+    assert audit.code == 0, audit.out + audit.err
+    assert audit.out.startswith("25 finished epochs: each of 1,437 samples exactly once or dropped")
+
+
+def test_a_killed_rank_loses_little(tmp_path: Path, memory: Path, undisturbed: str) -> None:
+    with started(RESTARTED, tmp_path, env(memory)) as agent:
+        wait_for(lambda: newest(memory) > 0, 60, "there is a snapshot")
+        known = newest(memory)
+        os.kill(ranks(memory)[1], signal.SIGKILL)
+        out, err = agent.communicate(timeout=90)
+    assert digest_in(Finished(agent.returncode, out, err)) == undisturbed
+    (first, again) = starts(tmp_path)
+    assert first == (0, None)
+    assert again[0] >= known
+    assert again[1] is not None
+    assert Path(again[1]).is_relative_to(memory)
+    assert_audit_is_clean(tmp_path)
+    assert not list(memory.iterdir()), "nothing is left of a run that has finished"
+
+
+@pytest.mark.slow
+def test_a_killed_agent_loses_little_whoever_goes_on(tmp_path: Path, memory: Path, undisturbed: str) -> None:
+    with started(RESTARTED, tmp_path, env(memory)) as agent:
+        wait_for(lambda: newest(memory) > 0, 60, "there is a snapshot")
+        pids = ranks(memory).values()
+        agent.kill()
+        wait_for(lambda: not any(map(is_running, pids)), 5, "no rank is left")
+    known = newest(memory)
+    assert digest_in(run(TRAIN, tmp_path, env(memory))) == undisturbed
+    assert [step for step, _ in starts(tmp_path)] == [0, known]
+    assert_audit_is_clean(tmp_path)
+    assert not own_folders(memory)
+
+
+def test_a_run_that_is_stopped_leaves_nothing_in_memory(tmp_path: Path, memory: Path) -> None:
+    with started(RESTARTED, tmp_path, env(memory)) as agent:
+        wait_for(lambda: newest(memory) > 0, 60, "there is a snapshot")
+        agent.send_signal(signal.SIGTERM)
+        agent.communicate(timeout=60)
+        assert agent.returncode == EXIT_STOPPED
+    assert not list(memory.iterdir())
+
+
+def test_a_small_memory_is_said_and_the_disk_is_used(tmp_path: Path, memory: Path, undisturbed: str) -> None:
+    with mounted(memory, "-t", "tmpfs", "-o", "size=600k", "none"):
+        finished = run([*RESTARTED, "checkpoint.every=100"], tmp_path, env(memory))
+        assert not list(memory.iterdir())
+    assert digest_in(finished) == undisturbed
+    (line,) = (line for line in finished.out.splitlines() if "snapshots" in line)
+    assert re.search(
+        r"no snapshots in memory, a killed process goes back to the last checkpoint on the disk: "
+        r"\S+ has 0\.6 MB free, of which 0\.1 MB must stay so, and 0\.5 MB are needed for 2 of 0\.3 MB",
+        line,
+    )
+    assert (tmp_path / "run" / "checkpoints" / "step-500").is_dir()
+
+
+@pytest.mark.slow
+def test_none_is_made_where_none_is_wanted(tmp_path: Path, memory: Path, undisturbed: str) -> None:
+    assert digest_in(run([*RESTARTED, "checkpoint.memory=false"], tmp_path, env(memory))) == undisturbed
+    told = list(read_lines(tmp_path / "run" / "ranks" / "0.jsonl"))
+    assert told
+    assert not any(event.get("in_memory") for event in told)

@@ -1,0 +1,326 @@
+"""Snapshots in one process: a run that dies goes on from memory, and neither the answer nor the ledger shows it."""
+
+import os
+import random
+import re
+import shutil
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import IterableDataset, TensorDataset
+
+from lockstep.checkpoint.audit import audit
+from lockstep.checkpoint.ledger import read_ledger
+from lockstep.checkpoint.manifest import read_manifest
+from lockstep.checkpoint.store import Store
+from lockstep.errors import Stopped
+from lockstep.events.jsonl import read_lines
+from lockstep.events.run_folder import RunFolder
+from lockstep.train import snapshots
+from lockstep.train.checkpoints import Saving
+from lockstep.train.run import Run
+from lockstep.world.world import World
+from tests.faults.test_disk_trouble import fill, mounted
+
+STEPS = 11
+DISK_EVERY = 4
+
+
+class Stream(IterableDataset[Sequence[Tensor]]):
+    def __iter__(self) -> Iterator[Sequence[Tensor]]:
+        yield from ((torch.full((4,), number / 100), torch.tensor(number % 3)) for number in range(80))
+
+
+INDEXED = TensorDataset(torch.randn(80, 4, generator=torch.Generator().manual_seed(0)), torch.arange(80) % 3)
+DATA = {"indexed": INDEXED, "stream": Stream()}
+
+
+class Death(Exception):
+    """Stands for a kill: nothing is saved, waited for or removed after it."""
+
+
+@pytest.fixture(autouse=True)
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Under an agent that restarts, with a snapshot after every step."""
+    folder = tmp_path / "memory"
+    folder.mkdir()
+    monkeypatch.setenv("LOCKSTEP_MEMORY", str(folder))
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "1")
+    for name in ("_FIRST_AFTER_S", "_LEAST_INTERVAL_S"):
+        monkeypatch.setattr(snapshots, name, 0.0)
+    monkeypatch.setattr(snapshots, "_COST", float("inf"))
+    return folder
+
+
+def loss(model: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, int]:
+    inputs, labels = batch
+    return F.cross_entropy(model(inputs), labels, reduction="sum"), len(labels)
+
+
+def train(folder: Path, die_in: int | None = None, stop_after: int | None = None, **options: Any) -> str:
+    """Its digest; before a step's body ends, all that was begun to be saved is."""
+    saving = options.get("saving", Saving(DISK_EVERY))
+    run = Run(folder, World(), seed=1, sinks=[])
+    run.stop_after = stop_after
+    model = run.prepare(nn.Linear(4, 3))
+    optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9))
+    loader = run.loader(DATA[options.get("data", "indexed")], 16, lanes=4)
+    try:
+        for step in run.open_steps(loader, steps=STEPS, saving=saving):
+            for thread in threading.enumerate():
+                if thread.name == "lockstep-save":
+                    thread.join()
+            options.get("acts", {}).get(step.number, lambda: None)()
+            if step.number == die_in:
+                raise Death
+            step.accumulate(loss, model)
+            step.update(optimizer)
+        return run.finish()
+    except (Death, Stopped) as end:
+        run.close(abandon=isinstance(end, Death))
+        return run.digest()
+
+
+def die(folder: Path, in_step: int, **options: Any) -> None:
+    train(folder, die_in=in_step, **options)
+
+
+def resumed(folder: Path) -> list[str | None]:
+    """What each attempt has gone on from, without the folders above."""
+    starts = [event["resumed"] for event in read_lines(folder / "events.jsonl") if event["kind"] == "start"]
+    return [None if path is None else "/".join(Path(path).parts[-2:]) for path in starts]
+
+
+def told(folder: Path) -> list[str]:
+    return [event["text"] for event in read_lines(folder / "events.jsonl") if event["kind"] == "incident"]
+
+
+def own(memory: Path, besides: str = "") -> Path:
+    (folder,) = (path for path in memory.iterdir() if path.name != besides)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def digest(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What an undisturbed run without snapshots comes to."""
+    place = tmp_path_factory.mktemp("undisturbed")
+    return {kind: train(place / kind, data=kind, saving=Saving(memory=False)) for kind in DATA}
+
+
+@pytest.mark.parametrize("data", list(DATA))
+@pytest.mark.parametrize("step", range(1, STEPS + 1))
+def test_a_death_in_any_step_loses_that_step_alone(
+    tmp_path: Path, memory: Path, digest: dict[str, str], data: str, step: int
+) -> None:
+    folder = tmp_path / "run"
+    die(folder, step, data=data)
+    die(folder, min(step + 1, STEPS), data=data)  # and once more
+    assert train(folder, data=data) == digest[data]
+    assert not list(memory.iterdir())
+    made = [event["step"] for event in read_lines(folder / "events.jsonl") if event["kind"] == "start"]
+    # The first step has the size guessed; for two steps after a save to the disk there is none, and none is needed.
+    lost = [step - 1 - start for step, start in zip((step, min(step + 1, STEPS)), made[1:], strict=True)]
+    assert max(lost) <= 2
+    found = audit(folder)
+    assert not found.faults
+    (turn,) = found.turns
+    assert (turn.batches.start, turn.batches.stop) == (0, STEPS)
+    assert [line["step"] for line in read_ledger(folder / "ledger.jsonl")] == [4, 8, 11]
+
+
+def test_only_the_newest_stays_and_it_knows_its_past(tmp_path: Path, memory: Path) -> None:
+    folder = tmp_path / "run"
+    die(folder, 9, saving=Saving(5))
+    store = Store(own(memory))
+    assert store.steps() == [8]
+    assert own(memory).stat().st_mode & 0o777 == 0o700
+    on_disk = Store(folder / "checkpoints").manifest(5)
+    ledger = store.manifest(8).facts["ledger"]
+    assert ledger["parent"] == on_disk.commit
+    assert [span["batches"] for span in ledger["spans"]] == [[5, 8]]
+    assert [line["step"] for line in read_ledger(folder / "ledger.jsonl")] == [5]
+
+
+def test_it_is_removed_when_the_run_stops_saved(tmp_path: Path, memory: Path, digest: dict[str, str]) -> None:
+    folder = tmp_path / "run"
+    train(folder, stop_after=7)
+    assert not list(memory.iterdir())
+    assert train(folder) == digest["indexed"]
+    assert resumed(folder) == [None, "checkpoints/step-7"]
+
+
+def test_a_process_without_an_agent_uses_it_and_makes_none(
+    tmp_path: Path, memory: Path, digest: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    die(folder, 8)
+    name = own(memory).name
+    monkeypatch.delenv("TORCHELASTIC_MAX_RESTARTS")
+    die(folder, 11, saving=Saving(100))
+    assert Store(own(memory)).steps() == [7], "it stays until the disk has more"
+    assert train(folder) == digest["indexed"]
+    assert resumed(folder) == [None, f"{name}/step-7", f"{name}/step-7"]
+    assert not list(memory.iterdir())
+    assert not audit(folder).faults
+
+
+@pytest.mark.parametrize("why", ["no agent restarts", "not wanted", "no memory"])
+def test_none_is_made_where_there_is_no_use(
+    tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    if why == "no agent restarts":
+        monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "0")
+    if why == "no memory":
+        monkeypatch.setenv("LOCKSTEP_MEMORY", str(tmp_path / "nowhere"))
+    die(tmp_path / "run", 8, saving=Saving(memory=why != "not wanted"))
+    assert not list(memory.rglob("step-*"))
+    assert not told(tmp_path / "run")
+
+
+def test_a_damaged_one_is_named_and_the_disk_is_used(tmp_path: Path, memory: Path, digest: dict[str, str]) -> None:
+    folder = tmp_path / "run"
+    die(folder, 8)
+    path = own(memory) / "step-7" / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    assert train(folder) == digest["indexed"]
+    assert resumed(folder) == [None, "checkpoints/step-4"]
+    assert told(folder) == [f"{path.parent}: model.safetensors does not match its hash; this snapshot is not used"]
+    assert not audit(folder).faults
+
+
+def test_one_that_does_not_go_on_from_the_newest_checkpoint_is_not_used(
+    tmp_path: Path, memory: Path, digest: dict[str, str]
+) -> None:
+    folder = tmp_path / "run"
+    die(folder, 4, saving=Saving())
+    kept = tmp_path / "kept"
+    shutil.copytree(own(memory), kept)
+    die(folder, 6, saving=Saving(5))
+    for step, parent in ((3, "an earlier step"), (8, "no parent")):  # of no parent: as if the commits were another's
+        shutil.rmtree(own(memory))
+        shutil.copytree(kept, own_path := memory / f"lockstep-{os.geteuid()}-{run_id(folder)}")
+        own_path.chmod(0o700)
+        if step == 8:
+            forge_step(own_path / "step-3", own_path / "step-8")
+        die(folder, 6, saving=Saving(5))
+        assert resumed(folder)[-1] == "checkpoints/step-5", parent
+        assert not (own_path / f"step-{step}").exists(), "it would be in the way of later ones"
+    assert train(folder) == digest["indexed"]
+    assert not audit(folder).faults
+
+
+def run_id(folder: Path) -> str:
+    return str(RunFolder(folder).read_facts()["run_id"])
+
+
+def forge_step(source: Path, target: Path) -> None:
+    manifest = read_manifest(source)
+    source.rename(target)
+    (target / "manifest.json").write_bytes(replace(manifest, step=int(target.name.removeprefix("step-"))).text())
+
+
+def test_a_snapshot_outlives_the_damage_of_the_checkpoint_it_grew_from(
+    tmp_path: Path, memory: Path, digest: dict[str, str]
+) -> None:
+    folder = tmp_path / "run"
+    die(folder, 8)
+    (folder / "checkpoints" / "step-4" / "model.safetensors").write_bytes(b"")
+    assert train(folder) == digest["indexed"]
+    assert resumed(folder)[-1] == f"lockstep-{os.geteuid()}-{run_id(folder)}/step-7"
+    assert not audit(folder).faults
+
+
+def test_a_failed_save_to_the_disk_forgets_nothing(tmp_path: Path, memory: Path, digest: dict[str, str]) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    die(folder, 1)
+    (folder / "checkpoints").write_text("in the way of all saves")
+    die(folder, 8)
+    assert len(told(folder)) == 1
+    (folder / "checkpoints").unlink()
+    die(folder, 8)
+    assert train(folder) == digest["indexed"]
+    assert resumed(folder)[-1] == f"lockstep-{os.geteuid()}-{run_id(folder)}/step-7"
+    assert not audit(folder).faults
+
+
+@pytest.mark.parametrize("what", ["a link", "open to others", "a file"])
+def test_a_place_that_is_not_ours_alone_is_refused(
+    tmp_path: Path, memory: Path, digest: dict[str, str], what: str
+) -> None:
+    folder = tmp_path / "run"
+    die(folder, 1)
+    place = own(memory)
+    shutil.rmtree(place)
+    if what == "a link":
+        (tmp_path / "elsewhere").mkdir(mode=0o700)
+        place.symlink_to(tmp_path / "elsewhere")
+    elif what == "open to others":
+        place.mkdir(mode=0o755)
+    else:
+        place.touch()
+    assert train(folder) == digest["indexed"]
+    (text,) = told(folder)
+    assert text == (
+        "no snapshots in memory, a killed process goes back to the last checkpoint on the disk: "
+        f"{place} is not a folder that you alone may use"
+    )
+    assert not list(place.iterdir()) if place.is_dir() else place.exists()
+
+
+def test_too_little_room_is_said_with_the_sizes(tmp_path: Path, memory: Path, digest: dict[str, str]) -> None:
+    folder = tmp_path / "run"
+    with mounted(memory, "-t", "tmpfs", "-o", "size=65536", "none"):
+        (memory / "ballast").write_bytes(bytes(57000))
+        assert train(folder) == digest["indexed"]
+        (text,) = told(folder)
+        assert re.fullmatch(
+            "no snapshots in memory, a killed process goes back to the last checkpoint on the disk: "
+            ".* has 0.0 MB free, of which 0.0 MB must stay so, and 0.0 MB are needed for 2 of 0.0 MB",
+            text,
+        )
+
+
+def test_a_full_memory_costs_no_more_than_the_snapshots(
+    tmp_path: Path, memory: Path, digest: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody fills it between our look at it and the writing."""
+    monkeypatch.setattr(snapshots, "why_no_room", lambda *_: None)
+    folder = tmp_path / "run"
+    with mounted(memory, "-t", "tmpfs", "-o", "size=1m", "none"):
+        acts = {6: lambda: fill(memory), 9: lambda: (memory / "ballast").unlink()}
+        die(folder, 8, saving=Saving(), acts=acts)
+        assert Store(own(memory, besides="ballast")).steps() == [5], "the one before is still there"
+        (text,) = told(folder)
+        assert "No space left on device" in text
+        assert train(folder, acts=acts, saving=Saving()) == digest["indexed"]
+        assert resumed(folder)[-1] == f"lockstep-{os.geteuid()}-{run_id(folder)}/step-5"
+        assert not list(memory.iterdir())
+    assert not audit(folder).faults
+
+
+def test_all_together_cost_at_most_their_part_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    now, spent = 1000.0, 0.0
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    draw = random.Random(0)
+    cadence = snapshots.Cadence()
+    began, num_taken = now, 0
+    for _ in range(20_000):
+        now += draw.uniform(0.0, 0.3)  # a step
+        if cadence.is_due():
+            cost = draw.choice([0.001, 0.01, 0.1])
+            num_taken += 1
+            cadence.count(cost, now)
+            assert spent <= 0.02 * (now - began), "without the one that is only beginning"
+            spent += cost
+    assert num_taken > 500

@@ -4,7 +4,8 @@
 
 Each variant trains for about so many seconds a round, in turn; one thread a process, AdamW, nothing goes to the disk. A
 snapshot falls into some rounds and not into others, so that the sums over all rounds are compared, not medians. The
-clock of the snapshots stands still while the other variants train.
+clock of the snapshots stands still while the other variants train. Processor time is rank 0's: it says something on a
+busy machine too.
 """
 
 import argparse
@@ -31,6 +32,7 @@ VARIANTS = ("without", "without again", "with")
 class Figures(NamedTuple):
     steps: int  # a round
     seconds: dict[str, list[float]]  # by variant and round
+    processor_s: dict[str, float]  # by variant
     costs_s: list[float]  # as each snapshot was counted
     num_bytes: int
 
@@ -54,17 +56,19 @@ class Variant:
         for _ in range(3):
             step()
         self._stopped_at = time.perf_counter()
+        self.processor_s = 0.0
 
     def train(self, steps: int) -> float:
         checkpoints = self.run._continuity._checkpoints
         assert checkpoints is not None
         barrier()
-        began = time.perf_counter()
+        began, began_cpu = time.perf_counter(), time.process_time()
         checkpoints._snapshots._cadence._began_at += began - self._stopped_at
         for _ in range(steps):
             self.step()
         barrier()
         self._stopped_at = time.perf_counter()
+        self.processor_s += time.process_time() - began_cpu
         return self._stopped_at - began
 
 
@@ -73,15 +77,17 @@ def compare(world: World, place: str, model: str, batch: int, rounds: int, secon
     variants = {name: Variant(world, Path(place) / name, model, batch, snapshots=name == "with") for name in VARIANTS}
     pilot = variants["without"].train(10) / 10
     steps = broadcast_object(max(1, round(seconds / pilot)))
+    variants["without"].processor_s = 0.0
     told: dict[str, list[float]] = {name: [] for name in VARIANTS}
     for number in range(rounds):
         for name in VARIANTS[number % 3 :] + VARIANTS[: number % 3]:
             told[name].append(variants[name].train(steps))
+    processor_s = {name: variant.processor_s for name, variant in variants.items()}
     for variant in variants.values():
         variant.run.finish()
     events = [each for each in read_lines(variants["with"].folder / "ranks" / "0.jsonl") if each.get("in_memory")]
     costs = [event["stall_s"] + event["cpu_s"] for event in events]
-    return Figures(steps, told, costs, events[-1]["num_bytes"] if events else 0)
+    return Figures(steps, told, processor_s, costs, events[-1]["num_bytes"] if events else 0)
 
 
 def main() -> None:
@@ -98,17 +104,17 @@ def main() -> None:
             figures = ranks(processes, timeout_s=3600).run(compare, str(Path(place).resolve()), *chosen)[0]
         base = sum(figures.seconds["without"])
         per_step = 1e3 * base / options.rounds / figures.steps
-        print(
-            f"\n{options.model} on {processes}: {options.rounds} rounds of {figures.steps} steps of {per_step:.1f} ms"
-        )
+        rounds = f"{options.rounds} rounds of {figures.steps} steps of {per_step:.1f} ms"
+        print(f"\n{options.model} on {processes}: {rounds}")
         for name in VARIANTS[1:]:
             ratios = sorted(own / of for own, of in zip(figures.seconds[name], figures.seconds["without"], strict=True))
             total = sum(figures.seconds[name]) / base
-            print(f"  {name:<14} / without: {total:.4f} in all, rounds {ratios[0]:.3f}–{ratios[-1]:.3f}")
+            processor = figures.processor_s[name] / figures.processor_s["without"]
+            span = f"rounds {ratios[0]:.3f}–{ratios[-1]:.3f}"
+            print(f"  {name:<14} / without: {total:.4f} in all, {span}; processor time {processor:.4f}")
         cost = sum(figures.costs_s) / sum(figures.seconds["with"])
-        print(
-            f"  {len(figures.costs_s)} snapshots of {figures.num_bytes / 1e6:.1f} MB, counted as {100 * cost:.2f}% of the time"
-        )
+        taken = f"{len(figures.costs_s)} snapshots of {figures.num_bytes / 1e6:.1f} MB"
+        print(f"  {taken}, counted as {100 * cost:.2f}% of the time")
 
 
 if __name__ == "__main__":

@@ -20,11 +20,13 @@ from lockstep.checkpoint.audit import audit
 from lockstep.checkpoint.ledger import read_ledger
 from lockstep.checkpoint.manifest import read_manifest
 from lockstep.checkpoint.store import Store
+from lockstep.data.loader import LaneLoader
 from lockstep.errors import Stopped
 from lockstep.events.jsonl import read_lines
 from lockstep.events.run_folder import RunFolder
 from lockstep.train import snapshots
 from lockstep.train.checkpoints import Saving
+from lockstep.train.consumption import Consumption
 from lockstep.train.run import Run
 from lockstep.world.world import World
 from tests.faults.test_disk_trouble import fill, mounted
@@ -154,6 +156,73 @@ def test_it_is_removed_when_the_run_stops_saved(tmp_path: Path, memory: Path, di
     assert not list(memory.iterdir())
     assert train(folder) == digest["indexed"]
     assert resumed(folder) == [None, "checkpoints/step-7"]
+
+
+def test_a_snapshot_is_not_a_save(tmp_path: Path, memory: Path, digest: dict[str, str]) -> None:
+    folder = tmp_path / "run"
+    die(folder, 8)
+    train(folder, stop_after=7)  # where it is already, but only in memory
+    assert Store(folder / "checkpoints").steps() == [7, 4]
+    assert not list(memory.iterdir())
+    assert train(folder) == digest["indexed"]
+    assert not audit(folder).faults
+
+
+def test_none_is_taken_of_what_the_disk_has(tmp_path: Path, memory: Path) -> None:
+    die(tmp_path / "run", 8, saving=Saving(5))
+    assert Store(own(memory)).steps() == [4], "a request may come two steps late, and then the disk has just been told"
+
+
+def test_what_it_cost_is_written_down(tmp_path: Path) -> None:
+    die(tmp_path / "run", 8)
+    told = [event for event in read_lines(tmp_path / "run" / "ranks" / "0.jsonl") if event.get("in_memory")]
+    assert [event["step"] for event in told] == [2, 3]
+    for event in told:
+        assert event["stall_s"] > 0
+        assert 0 < event["cpu_s"] <= event["write_s"]
+        assert event["num_bytes"] > 2 * 15 * 4, "weights and momentum"
+
+
+def test_a_later_loop_of_the_same_script_is_gone_on_with(tmp_path: Path, memory: Path) -> None:
+    def script(folder: Path, die_in: int | None = None) -> str:
+        run = Run(folder, World(), seed=1, sinks=[])
+        model = run.prepare(nn.Linear(4, 3))
+        optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
+        try:
+            for steps, batch in ((5, 16), (6, 8)):
+                for step in run.steps(run.loader(INDEXED, batch, lanes=4), steps=steps):
+                    for thread in threading.enumerate():
+                        if thread.name == "lockstep-save":
+                            thread.join()
+                    if step.number == die_in:
+                        raise Death
+                    step.accumulate(loss, model)
+                    step.update(optimizer)
+        except Death:
+            run.close(abandon=True)
+        return run.digest()
+
+    undisturbed = script(tmp_path / "undisturbed")
+    script(tmp_path / "run", die_in=10)
+    assert Store(own(memory)).steps() == [9]
+    assert script(tmp_path / "run") == undisturbed
+    assert not list(memory.iterdir())
+    assert not audit(tmp_path / "run").faults
+
+
+def test_what_was_consumed_is_told_as_it_was_then() -> None:
+    consumption = Consumption()
+    loader = LaneLoader(INDEXED, 16, World(), lanes=4)
+    batches = loader.batches(0)
+    consumption.take(loader, next(batches))
+    then = consumption.so_far()
+    again = Consumption()
+    again.restore(then)
+    consumption.take(loader, next(batches))
+    again.take(loader, next(loader.batches(1)))
+    assert [span["batches"] for span in then] == [[0, 1]]
+    assert [span["batches"] for span in consumption.so_far()] == [[0, 2]]
+    assert [span["batches"] for span in again.begin_commit()] == [[0, 1], [1, 2]]
 
 
 def test_a_process_without_an_agent_uses_it_and_makes_none(

@@ -53,9 +53,8 @@ def path_in(memory: Path, run_id: str) -> Path:
     return memory / f"{_prefix()}{run_id}"
 
 
-def claim(memory: Path, run_id: str, run_folder: Path) -> MemoryFolder:
+def claim(path: Path, run_folder: Path) -> MemoryFolder:
     """The run's folder, new or as an earlier attempt has left it; of a run in another place, without its content."""
-    path = path_in(memory, run_id)
     try:
         with suppress(FileExistsError):
             path.mkdir(mode=0o700)
@@ -78,11 +77,14 @@ def claim(memory: Path, run_id: str, run_folder: Path) -> MemoryFolder:
         raise Unusable(f"{path}: {error.strerror or error}") from None
 
 
-def sweep(memory: Path) -> None:
-    """Clear away what this user's runs have left that will not come back: too old, or without a run folder."""
+def sweep(memory: Path, spare: Path) -> None:
+    """Clear away what this user's runs have left that will not come back: too old, or without a run folder.
+
+    `spare`: our own run's. It has come back; and to look at its lock would be to let go of it.
+    """
     for path in _folders(memory):
         with suppress(OSError):
-            lock = _locked(path) if _is_ours(path) else None
+            lock = _locked(path) if path != spare and _is_ours(path) else None
             if lock is None:
                 continue
             with lock:

@@ -149,10 +149,11 @@ class Snapshots:
             if makes:
                 logger.info("this system has no folder in memory: no snapshots, only checkpoints on the disk")
             return None
-        sweep(memory)
         try:
-            if makes or path_in(memory, self._journal.run_id).exists():
-                return claim(memory, self._journal.run_id, run_folder)
+            path = path_in(memory, self._journal.run_id)
+            sweep(memory, spare=path)
+            if makes or path.exists():
+                return claim(path, run_folder)
         except Unusable as problem:
             if makes:
                 self._tell_off(0, str(problem))

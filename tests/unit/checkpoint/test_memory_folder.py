@@ -14,6 +14,7 @@ from lockstep.checkpoint.memory_room import available_bytes, why_no_room
 
 RUN_ID = "0123456789abcdef"
 OTHER_ID = "fedcba9876543210"
+OWN = Path("somewhere else")
 
 
 def make_run(folder: Path, run_id: str = RUN_ID) -> Path:
@@ -24,7 +25,7 @@ def make_run(folder: Path, run_id: str = RUN_ID) -> Path:
 
 def left_behind(memory: Path, run: Path) -> Path:
     """By an attempt that was killed."""
-    folder = claim(memory, RUN_ID, run)
+    folder = claim(path_in(memory, RUN_ID), run)
     (folder.path / "step-3").mkdir()
     folder.release()
     return folder.path
@@ -39,7 +40,7 @@ def memory(tmp_path: Path) -> Path:
 
 def test_an_attempt_finds_what_the_one_before_has_left(memory: Path, tmp_path: Path) -> None:
     path = left_behind(memory, make_run(tmp_path / "run"))
-    folder = claim(memory, RUN_ID, tmp_path / "run")
+    folder = claim(path_in(memory, RUN_ID), tmp_path / "run")
     assert folder.path == path == path_in(memory, RUN_ID)
     assert (path / "step-3").is_dir()
     folder.remove()
@@ -48,7 +49,7 @@ def test_an_attempt_finds_what_the_one_before_has_left(memory: Path, tmp_path: P
 
 def test_a_copy_of_the_run_folder_does_not(memory: Path, tmp_path: Path) -> None:
     path = left_behind(memory, make_run(tmp_path / "run"))
-    claim(memory, RUN_ID, make_run(tmp_path / "copy")).release()
+    claim(path_in(memory, RUN_ID), make_run(tmp_path / "copy")).release()
     assert sorted(entry.name for entry in path.iterdir()) == [".lock", ".run"]
 
 
@@ -56,7 +57,7 @@ HOLD = """
 import sys
 from pathlib import Path
 from lockstep.checkpoint.memory_folder import claim
-folder = claim(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
+folder = claim(Path(sys.argv[1]), Path(sys.argv[2]))
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -65,16 +66,16 @@ sys.stdin.read()
 def test_one_in_use_is_neither_claimed_nor_swept(memory: Path, tmp_path: Path) -> None:
     path = left_behind(memory, make_run(tmp_path / "run"))
     (tmp_path / "run" / "run.json").unlink()  # so that it would be swept
-    command = [sys.executable, "-c", HOLD, str(memory), RUN_ID, str(tmp_path / "run")]
+    command = [sys.executable, "-c", HOLD, str(path), str(tmp_path / "run")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
         with pytest.raises(Unusable, match="in use by another process"):
-            claim(memory, RUN_ID, tmp_path / "run")
-        sweep(memory)
+            claim(path_in(memory, RUN_ID), tmp_path / "run")
+        sweep(memory, OWN)
         assert (path / "step-3").is_dir()
         holder.communicate("")
-    sweep(memory)
+    sweep(memory, OWN)
     assert not path.exists()
 
 
@@ -83,15 +84,17 @@ def test_those_that_nobody_comes_back_to_are_swept(memory: Path, tmp_path: Path)
     path = left_behind(memory, run)
     stranger = memory / "lockstep-of-somebody"
     stranger.mkdir()
-    sweep(memory)
+    sweep(memory, OWN)
     assert path.is_dir(), "it may be taken up again"
     make_run(run, OTHER_ID)
-    sweep(memory)
+    sweep(memory, OWN)
     assert not path.exists(), "another run has its folder now"
     path = left_behind(memory, make_run(run))
     yesterday = time.time() - 25 * 3600
     os.utime(path, (yesterday, yesterday))
-    sweep(memory)
+    sweep(memory, path)
+    assert path.is_dir(), "our own run has come back"
+    sweep(memory, OWN)
     assert not path.exists(), "it is too old"
     assert list(memory.iterdir()) == [stranger]
 
@@ -100,18 +103,17 @@ def test_a_sweep_follows_no_link(memory: Path, tmp_path: Path) -> None:
     target = left_behind(memory, make_run(tmp_path / "run")).rename(tmp_path / "elsewhere")
     (tmp_path / "run" / "run.json").unlink()
     path_in(memory, RUN_ID).symlink_to(target)
-    sweep(memory)
+    sweep(memory, OWN)
     assert (target / "step-3").is_dir()
 
 
-def test_an_id_is_no_path(memory: Path, tmp_path: Path) -> None:
+def test_an_id_is_no_path(memory: Path) -> None:
     with pytest.raises(Unusable, match=r"'\.\./\.\./etc'"):
-        claim(memory, "../../etc", tmp_path)
-    assert not list(memory.iterdir())
+        path_in(memory, "../../etc")
 
 
 def test_the_lock_is_let_go_of(memory: Path, tmp_path: Path) -> None:
-    folder = claim(memory, RUN_ID, tmp_path)
+    folder = claim(path_in(memory, RUN_ID), tmp_path)
     assert isinstance(folder, MemoryFolder)
     folder.release()
     assert folder.lock.closed

@@ -225,6 +225,19 @@ def test_what_was_consumed_is_told_as_it_was_then() -> None:
     assert [span["batches"] for span in again.begin_commit()] == [[0, 1], [1, 2]]
 
 
+def test_any_run_clears_away_what_another_has_left(
+    tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    die(tmp_path / "run", 8)
+    place = own(memory)
+    monkeypatch.delenv("TORCHELASTIC_MAX_RESTARTS")
+    train(tmp_path / "other")
+    assert place.is_dir()
+    shutil.rmtree(tmp_path / "run")
+    train(tmp_path / "one more")
+    assert not place.exists()
+
+
 def test_a_process_without_an_agent_uses_it_and_makes_none(
     tmp_path: Path, memory: Path, digest: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

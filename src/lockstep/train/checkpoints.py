@@ -143,9 +143,9 @@ class Checkpoints:
         stall_s = time.perf_counter() - started - waited_s
         self._ending = partial(self._end, consumption, is_best, stall_s)
 
-    def ask_for_snapshot(self, guess_bytes: Callable[[], int]) -> bool:
+    def ask_for_snapshot(self, step: int, guess_bytes: Callable[[], int]) -> bool:
         """On rank 0: is one due? [Note: snapshots]"""
-        return not self._saver.is_busy and self._snapshots.ask(guess_bytes)
+        return not self._saver.is_busy and self._snapshots.ask(step, guess_bytes)
 
     def skip_snapshot(self) -> None:
         self._snapshots.skip()

@@ -143,7 +143,7 @@ class Continuity:
         return (
             self._checkpoints is not None
             and self._saving.memory
-            and self._checkpoints.ask_for_snapshot(self._num_bytes)
+            and self._checkpoints.ask_for_snapshot(self.progress.step, self._num_bytes)
         )
 
     def snapshot(self) -> None:

@@ -91,7 +91,7 @@ class Snapshots:
             self._turn_off(0, f"{self._folder.path}: {error.strerror or error}")
         return found
 
-    def ask(self, guess_bytes: Callable[[], int]) -> bool:
+    def ask(self, step: int, guess_bytes: Callable[[], int]) -> bool:
         """On rank 0: is one due, and is there room for it? `guess_bytes`: of the first one."""
         if not self._is_on or self._is_asked or self._saver is None or self._saver.is_busy:
             return False
@@ -101,7 +101,7 @@ class Snapshots:
             self._num_bytes = guess_bytes()
             self._cadence.expect(self._num_bytes / _GUESSED_BYTES_PER_S)
             return False
-        self._is_asked = self._has_room(self._num_bytes)
+        self._is_asked = self._has_room(step, self._num_bytes)
         return self._is_asked
 
     def skip(self) -> None:
@@ -169,17 +169,17 @@ class Snapshots:
             self._journal.tell_incident(0, f"{error}; this snapshot is not used")
             return None
 
-    def _has_room(self, num_bytes: int) -> bool:
+    def _has_room(self, step: int, num_bytes: int) -> bool:
         assert self._folder is not None
         path = self._folder.path
         try:
             num_new = 1 if Store(path).steps() else 2  # the one before stays until the new one is whole
             problem = why_no_room(path, num_new * num_bytes)
         except OSError as error:
-            self._turn_off(0, f"{path}: {error.strerror or error}")
+            self._turn_off(step, f"{path}: {error.strerror or error}")
             return False
         if problem is not None:
-            self._turn_off(0, f"{problem} for {num_new} of {megabytes(num_bytes)}")
+            self._turn_off(step, f"{problem} for {num_new} of {megabytes(num_bytes)}")
         return problem is None
 
     def _conclude(self, outcome: Outcome | None) -> None:

@@ -34,7 +34,7 @@ from lockstep.checkpoint.manifest import (
     check_part_name,
 )
 from lockstep.checkpoint.staging import ChangedWhileCopied, Staging
-from lockstep.checkpoint.store import Retention, Store, write_tensors
+from lockstep.checkpoint.store import Retention, Store, write_tensors, write_tensors_to_memory
 from lockstep.world.objects import all_gather_object, broadcast_object
 from lockstep.world.plain_values import Split, split
 from lockstep.world.world import World
@@ -209,8 +209,9 @@ class Saver:
                 for folder in (draft.parent, draft):  # not their parents: a run folder that has vanished stays so
                     with suppress(FileExistsError):
                         disk.make_folder(folder)
+            write = write_tensors if self._is_for_disk else write_tensors_to_memory
             for name, tensors in files.items():
-                stored[name] = write_tensors(draft / name, tensors, to_disk=self._is_for_disk)
+                stored[name] = write(draft / name, tensors)
         except Exception as error:  # whatever it is: the others wait for our word
             return _Written({}, f"rank {self._world.rank}: {_words(error)}")
         return _Written(stored, None)

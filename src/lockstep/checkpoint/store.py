@@ -190,16 +190,20 @@ class Store:
                     disk.rename(path, target)
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, to_disk: bool = True) -> StoredFile:
-    """A new file of contiguous tensors in main memory, brought to the disk; else all is done in the caller's thread."""
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> StoredFile:
+    """A new file of contiguous tensors in main memory, brought to the disk."""
     save_file(dict(tensors), path)
-    if not to_disk:
-        return StoredFile(path.stat().st_size, disk.content_hash(path, max_threads=1))
     with ThreadPoolExecutor(1) as thread:  # the disk is slow and the hash takes the processor: side by side
         flushing = thread.submit(disk.flush, path)
         stored = StoredFile(path.stat().st_size, disk.content_hash(path))
         flushing.result()
     return stored
+
+
+def write_tensors_to_memory(path: Path, tensors: Mapping[str, Tensor]) -> StoredFile:
+    """The same where no disk is waited for: all of it in the caller's thread, whose time is then what it cost."""
+    save_file(dict(tensors), path)
+    return StoredFile(path.stat().st_size, disk.content_hash(path, max_threads=1))
 
 
 def read_file(checkpoint: Path, name: str, stored: StoredFile) -> dict[str, Tensor]:

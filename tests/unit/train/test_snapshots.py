@@ -173,13 +173,16 @@ def test_none_is_taken_of_what_the_disk_has(tmp_path: Path, memory: Path) -> Non
     assert Store(own(memory)).steps() == [4], "a request may come two steps late, and then the disk has just been told"
 
 
-def test_what_it_cost_is_written_down(tmp_path: Path) -> None:
+def test_what_it_cost_is_counted_and_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[float] = []
+    monkeypatch.setattr(snapshots.Cadence, "count", lambda _self, cost_s, _began_at: counted.append(cost_s))
     die(tmp_path / "run", 8)
     told = [event for event in read_lines(tmp_path / "run" / "ranks" / "0.jsonl") if event.get("in_memory")]
     assert [event["step"] for event in told] == [2, 3]
     for event in told:
         assert event["stall_s"] > 0
         assert 0 < event["cpu_s"] <= event["write_s"]
+        assert counted.pop(0) == pytest.approx(event["stall_s"] + event["cpu_s"], abs=2e-4)
         assert event["num_bytes"] > 2 * 15 * 4, "weights and momentum"
 
 
@@ -361,15 +364,17 @@ def test_a_place_that_is_not_ours_alone_is_refused(
 
 def test_too_little_room_is_said_with_the_sizes(tmp_path: Path, memory: Path, digest: dict[str, str]) -> None:
     folder = tmp_path / "run"
-    with mounted(memory, "-t", "tmpfs", "-o", "size=65536", "none"):
-        (memory / "ballast").write_bytes(bytes(57000))
-        assert train(folder) == digest["indexed"]
+    with mounted(memory, "-t", "tmpfs", "-o", "size=1m", "none"):
+        fill(memory, left_bytes=100_000)  # enough, but not for others besides
+        die(folder, 4)
+        assert not list(memory.rglob("step-*"))
         (text,) = told(folder)
         assert re.fullmatch(
             "no snapshots in memory, a killed process goes back to the last checkpoint on the disk: "
-            ".* has 0.0 MB free, of which 0.0 MB must stay so, and 0.0 MB are needed for 2 of 0.0 MB",
+            ".* has 0.1 MB free, of which 0.1 MB must stay so, and 0.0 MB are needed for 2 of 0.0 MB",
             text,
         )
+        assert train(folder) == digest["indexed"]
 
 
 def test_a_full_memory_costs_no_more_than_the_snapshots(

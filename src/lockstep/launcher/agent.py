@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -28,6 +27,7 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from lockstep.config import environment
 from lockstep.config.environment import Node, is_loopback
 from lockstep.errors import EXIT_STOPPED
+from lockstep.launcher.agent_folder import agent_folder, clear
 from lockstep.launcher.plan import Supervision
 from lockstep.launcher.processes import Processes
 from lockstep.launcher.rendezvous import FreshStoreRendezvous
@@ -66,7 +66,7 @@ def run_agent(
     processes: Processes, nproc: int, node: Node, supervision: Supervision, *, rdzv_endpoint: str | None = None
 ) -> int:
     """Run the processes' target on `nproc` of them until all are done or no restart helps; return the exit code."""
-    with tempfile.TemporaryDirectory(prefix="lockstep-", dir=environment.memory_folder()) as folder:
+    with agent_folder() as folder:
         spec = WorkerSpec(
             role="default",
             local_world_size=nproc,
@@ -75,7 +75,7 @@ def run_agent(
             max_restarts=supervision.max_restarts,
             monitor_interval=0.001,  # `_monitor_workers` itself waits
         )
-        agent = _Agent(spec, processes, Path(folder), supervision)
+        agent = _Agent(spec, processes, folder, supervision)
         with _quiet_elastic(), _stop_signals_raise(), environment.exported(_for_workers(node, folder)):
             try:
                 result = agent.run()
@@ -114,8 +114,7 @@ class _Agent(SimpleElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._pages = {}
         self._memory_kills = OutOfMemoryKills()
-        for path in self._folder.iterdir():
-            path.unlink()
+        clear(self._folder)
         ranks = self._processes.start([self._variables(worker_group, worker) for worker in worker_group.workers])
         return {local_rank: rank.pid for local_rank, rank in enumerate(ranks)}
 
@@ -296,10 +295,10 @@ def _rendezvous(node: Node, endpoint: str | None) -> RendezvousHandler:
     return get_rendezvous_handler(parameters)
 
 
-def _for_workers(node: Node, folder: str) -> dict[str, str]:
+def _for_workers(node: Node, folder: Path) -> dict[str, str]:
     variables = {
         environment.AGENT_PID: str(os.getpid()),
-        environment.SUPERVISION_FOLDER: folder,
+        environment.SUPERVISION_FOLDER: str(folder),
         # A constant, never cores / processes: the number of threads changes the bits of a sum.
         "OMP_NUM_THREADS": str(environment.threads_per_process()),
     }

@@ -1,0 +1,58 @@
+"""An agent's folder goes with it, and what a killed one has left goes with the next."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from lockstep.launcher.agent_folder import agent_folder, clear, sweep
+
+
+@pytest.fixture
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LOCKSTEP_MEMORY", str(tmp_path))
+    return tmp_path
+
+
+def make_old(path: Path) -> None:
+    os.utime(path, (time.time() - 3600, time.time() - 3600))
+
+
+def test_it_is_private_and_goes_with_its_agent(memory: Path) -> None:
+    with agent_folder() as folder:
+        assert folder.parent == memory
+        assert folder.stat().st_mode & 0o077 == 0
+        (folder / "rank-0.pulse").write_text("")
+        clear(folder)
+        assert [path.name for path in folder.iterdir()] == [".lock"]
+    assert list(memory.iterdir()) == []
+
+
+def test_one_in_use_is_left_alone(memory: Path) -> None:
+    with agent_folder() as folder:
+        make_old(folder)
+        with agent_folder():
+            assert (folder / ".lock").exists()
+
+
+def test_what_a_killed_agent_has_left_is_removed_unless_it_is_quite_new(memory: Path) -> None:
+    left, new, others = memory / "lockstep-agent-left", memory / "lockstep-agent-new", memory / "lockstep-0-abc"
+    for folder in (left, new, others):
+        folder.mkdir()
+        (folder / "rank-0.pulse").write_text("")
+    make_old(left)
+    make_old(others)
+    sweep(memory)
+    assert not left.exists()
+    assert new.exists()
+    assert others.exists()
+
+
+def test_links_are_not_followed(memory: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / "precious").write_text("")
+    (memory / "lockstep-agent-link").symlink_to(elsewhere)
+    os.utime(memory / "lockstep-agent-link", (0, 0), follow_symlinks=False)
+    sweep(memory)
+    assert (elsewhere / "precious").exists()

@@ -22,10 +22,9 @@ def agent_folder() -> Iterator[Path]:
     """In memory, because pages that are written all the time should not lie on a disk; else among temporary files."""
     memory = environment.memory_folder() or Path(tempfile.gettempdir())
     sweep(memory)
-    with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=memory) as folder:
-        with (Path(folder) / _LOCK).open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield Path(folder)
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=memory) as folder, (Path(folder) / _LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield Path(folder)
 
 
 def clear(folder: Path) -> None:

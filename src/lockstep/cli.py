@@ -12,6 +12,7 @@ import typer
 
 from lockstep import __version__
 from lockstep.commands import ckpt
+from lockstep.commands.chaos import chaos
 from lockstep.commands.launching import takes_launch_options
 from lockstep.config import environment
 from lockstep.errors import EXIT_FAILED, EXIT_STOPPED, LockstepError, UserError, complain
@@ -39,6 +40,7 @@ app = typer.Typer(
 )
 
 app.add_typer(ckpt.app)
+app.command()(chaos)
 
 
 @app.callback(invoke_without_command=True)

@@ -18,7 +18,7 @@ ORDER = tuple(
 BESIDE = {
     "supervision": {"errors", "config", "events"},
     "launcher": {"errors", "config", "events", "supervision"},
-    "observe": {"errors", "config", "events"},
+    "observe": {"errors", "config", "events", "supervision"},
     "testing": set(ORDER) - {"recipes", "observe", "commands", "cli"},
     "__init__": set(ORDER),  # names the public API, lazily
     "__main__": {"cli"},

@@ -1,7 +1,9 @@
 """`lockstep chaos` through the real command: a job that is killed again and again, and jobs that do lose something."""
 
 import json
+import os
 import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ import psutil
 import pytest
 
 from lockstep.observe.chaos.plan import draw_plan
-from tests.commands import LOCKSTEP, descendants, run, started, wait_for
+from tests.commands import LOCKSTEP, descendants, is_running, run, started, wait_for
 
 RECIPE = """
 import random
@@ -244,3 +246,38 @@ def test_stopped_in_the_middle_it_takes_everything_with_it(tmp_path: Path) -> No
     assert not [child for child in children if psutil.pid_exists(child.pid)]
     assert not list((tmp_path / "temporary").glob("lockstep-*"))
     assert not list((tmp_path / "memory").iterdir())
+
+
+# A nursery imports what ranks were seen to need, and has no rank.
+SLOW_TO_IMPORT = """
+import os, pathlib, time
+if "RANK" not in os.environ:
+    pathlib.Path("importing").touch()
+    time.sleep(60)
+"""
+SLEEPER = """
+import os, pathlib, time
+pathlib.Path("rank-0.pid").write_text(str(os.getpid()))
+time.sleep(120)
+"""
+LAUNCHER = """
+import time
+from lockstep.launcher.processes import Processes
+
+processes = Processes(["sleeper.py"], is_warm=True)
+processes.start([{"RANK": "0", "WORLD_SIZE": "1"}])
+processes.import_ahead("slow_to_import")
+time.sleep(120)
+"""
+
+
+def test_ranks_end_with_their_launcher_although_the_nursery_is_importing(tmp_path: Path) -> None:
+    for name, text in (("slow_to_import", SLOW_TO_IMPORT), ("sleeper", SLEEPER), ("launcher", LAUNCHER)):
+        (tmp_path / f"{name}.py").write_text(text)
+    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    with started([sys.executable, "launcher.py"], tmp_path, {"PYTHONPATH": paths}) as launcher:
+        wait_for(lambda: (tmp_path / "importing").exists() and (tmp_path / "rank-0.pid").exists(), 60, "it imports")
+        pid = int((tmp_path / "rank-0.pid").read_text())
+        assert is_running(pid)
+        launcher.kill()
+        wait_for(lambda: not is_running(pid), 10, "the rank has ended")

@@ -19,6 +19,12 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(1)
 
 
+def be_told_of_parents_end(number: int) -> None:
+    """Have the kernel send this process a signal when its parent dies, even by SIGKILL."""
+    if sys.platform == "linux":
+        _prctl(_PR_SET_PDEATHSIG, number)
+
+
 def adopt_orphans() -> None:
     """Have processes that our descendants leave behind become our children, instead of the whole machine's."""
     if sys.platform == "linux":

@@ -25,12 +25,15 @@ from typing import Any, NoReturn
 
 from lockstep.config import environment
 from lockstep.launcher import worker
-from lockstep.launcher.kinship import adopt_orphans, children, die_with_parent
+from lockstep.launcher.kinship import adopt_orphans, be_told_of_parents_end, children, die_with_parent
 
 WARM, COLD = (
     "warm",
     "cold",
 )  # cold: a rank is a fresh interpreter, for scripts that must see torch imported by themselves
+
+# Its socket tells the same, but is not read during an import, and ranks must not train on meanwhile.
+_AGENT_IS_GONE = signal.SIGRTMIN + 8 if sys.platform == "linux" else None
 
 _MOST_AT_ONCE = 2**16
 
@@ -39,11 +42,14 @@ def main() -> NoReturn:
     connection = socket.socket(fileno=int(sys.argv[1]))
     is_warm, target = sys.argv[2] == WARM, sys.argv[3:]
     adopt_orphans()
+    ranks = _Ranks(connection, target, is_warm=is_warm)
+    if _AGENT_IS_GONE is not None:
+        signal.signal(_AGENT_IS_GONE, lambda *_: ranks.end())
+        be_told_of_parents_end(_AGENT_IS_GONE)
     if is_warm:
         for module in _needed_by(target):
             importlib.import_module(module)
         gc.freeze()  # what is here now is never garbage: collecting it would copy the pages that ranks share
-    ranks = _Ranks(connection, target, is_warm=is_warm)
     wakeup, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
@@ -56,8 +62,7 @@ def main() -> NoReturn:
         if connection.fileno() in readable:
             received = connection.recv(_MOST_AT_ONCE)
             if not received:
-                ranks.kill_all()
-                os._exit(0)
+                ranks.end()
             *lines, unread = (unread + received).split(b"\n")
             for line in lines:
                 ranks.obey(json.loads(line))
@@ -95,9 +100,11 @@ class _Ranks:
                 _say(self._connection, {"kind": "ended", "pid": pid, "exit_code": code})
         self._bury_orphans()
 
-    def kill_all(self) -> None:
+    def end(self) -> NoReturn:
+        """Nobody is left to start ranks for. One that is just being forked dies with us."""
         for pid in self._running | self._ended:
             _kill_group(pid)
+        os._exit(0)
 
     def _start(self, variables: dict[str, str]) -> int:
         parent = os.getpid()
@@ -113,6 +120,8 @@ class _Ranks:
         os.setsid()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        if _AGENT_IS_GONE is not None:
+            signal.signal(_AGENT_IS_GONE, signal.SIG_DFL)
         die_with_parent(parent)
         self._connection.close()
         environment.replace(variables)

@@ -36,7 +36,7 @@ def hang():
         ctypes.PyDLL(None).pthread_mutex_lock(mutex)
         ctypes.PyDLL(None).pthread_mutex_lock(mutex)  # at: lock
     if is_culprit("stop"):
-        os.kill(os.getpid(), signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)  # at: stop
     if is_culprit("file"):
         os.mkfifo(f"pipe-{RANK}")
         pipe = os.open(f"pipe-{RANK}", os.O_RDWR)
@@ -150,7 +150,7 @@ CASES = {
     "different": Expected("mismatch", "computing", "rank {culprit} has skipped the all_reduce of [[3]]"),
     "code": Expected("idle", "computing", "it is at script.py:{line} in hang, and does not get any further"),
     "lock": Expected("native call", "computing", "that holds the interpreter lock, at script.py:{line} in hang"),
-    "stop": Expected("stopped", "computing", "it is stopped (SIGSTOP, pid ", has_line=False),
+    "stop": Expected("stopped", "computing", "it is stopped (SIGSTOP, pid "),
     "file": Expected(
         "blocked file", "computing", "blocked in the read of {folder}/pipe-{culprit}, at script.py:{line}"
     ),
@@ -173,6 +173,8 @@ def check(folder: Path, text: str, case: str, culprit: int, num_ranks: int) -> N
     assert (seen.facts["rank"], seen.facts["hang"], seen.facts["line"]) == (culprit, expected.kind, line), first
     if is_loop or expected.phase == "leaving":
         assert seen.facts["phase"] == expected.phase, first
+    if case == "stop":
+        assert f"), at script.py:{line} in hang" in first
     if "worker" in case:
         assert pid in seen.samples, first
     if is_loop and seen.samples:

@@ -3,8 +3,11 @@
 It disturbs a rank a little (a signal, an answer of its listener), so it is made only when somebody is overdue.
 """
 
+import os
+import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from lockstep.supervision import listener
@@ -108,6 +111,19 @@ def _child(pid: int, files: RankFiles, reading: Reading, worker: DataWorker | No
 def _stacks(state: ProcessState | None, files: RankFiles) -> str:
     """None of one that cannot answer: it would do so as soon as it can, when nobody expects it any more."""
     return "" if state is None or state.state in "TtDZX" else ask_for_stacks(state.pid, files.stacks)
+
+
+def with_stacks_of_the_stopped(observed: Observation, files: RankFiles) -> Observation:
+    """The same, with its stacks. It runs for some milliseconds: only for a rank that hangs for sure."""
+    pid = observed.reading.pid
+    with suppress(OSError):
+        try:
+            stacks = ask_for_stacks(pid, files.stacks, wake=True)
+        finally:
+            os.kill(pid, signal.SIGSTOP)
+        frames = frames_of(parse_stacks(stacks), observed.reading.main_thread)
+        return observed._replace(stacks=stacks, frames=tuple(frames))
+    return observed
 
 
 def _with_answers(

@@ -81,8 +81,9 @@ def _account(culprit: Observation, *, is_busy: bool) -> _Account:
     if state is not None and state.is_stopped:
         return _Account(
             "stopped",
-            f"hangs{where} for {_age(culprit)}: it is stopped (SIGSTOP, pid {pid})",
+            f"{hangs} is stopped (SIGSTOP, pid {pid}), {_place(culprit.frames)}",
             f"`kill -CONT {pid}` lets it go on; a debugger, a shell's job control or a scheduler may have stopped it",
+            users_frame(culprit.frames),
             is_from_outside=True,
         )
     if state is not None and state.state == "D":

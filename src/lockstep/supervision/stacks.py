@@ -57,8 +57,10 @@ class ThreadStack(NamedTuple):
     frames: list[Frame]  # the innermost first
 
 
-def ask_for_stacks(pid: int, path: Path, timeout_s: float = 0.5) -> str:
+def ask_for_stacks(pid: int, path: Path, timeout_s: float = 0.5, *, wake: bool = False) -> str:
     """What the process writes about its threads into `path`; empty, if it does not answer in time.
+
+    `wake`: it is stopped, and may go on; it writes before it does anything else.
 
     The file is emptied: it is shared with the process's forks, so only one of them may be asked at a time.
     """
@@ -67,6 +69,8 @@ def ask_for_stacks(pid: int, path: Path, timeout_s: float = 0.5) -> str:
     try:
         os.truncate(path, 0)
         os.kill(pid, ASK_FOR_STACKS)
+        if wake:
+            os.kill(pid, signal.SIGCONT)
         return _awaited(path, time.monotonic() + timeout_s)
     except OSError:  # it has ended meanwhile
         return ""

@@ -9,7 +9,7 @@ When all wait, nobody will ever come: they are judged after the limit.
 import time
 from collections.abc import Callable, Sequence
 
-from lockstep.supervision.examination import Observation, RankNow, ReadPulse, examine
+from lockstep.supervision.examination import Observation, RankNow, ReadPulse, examine, with_stacks_of_the_stopped
 from lockstep.supervision.failure import Scene
 from lockstep.supervision.hang import Hang, explain_hang
 from lockstep.supervision.pulse import Phase, Reading
@@ -61,10 +61,15 @@ class Watch:
 
     def look(self, ranks: Sequence[RankNow], scene: Callable[[], Scene]) -> Hang | None:
         """A hang, if there is one, that was not told yet."""
+        if time.monotonic() - self._last > _AWAY_S:
+            self._started = time.monotonic()
+        try:
+            return self._look(ranks, scene)
+        finally:
+            self._last = time.monotonic()  # only now: a closer look takes its time
+
+    def _look(self, ranks: Sequence[RankNow], scene: Callable[[], Scene]) -> Hang | None:
         now = time.monotonic()
-        if now - self._last > _AWAY_S:
-            self._started = now
-        self._last = now
         seen = [(rank, rank.reading or _not_begun(rank, self._started)) for rank in ranks]
         for _, reading in seen:
             self._limits.learn(reading)
@@ -76,9 +81,7 @@ class Watch:
             return None
         observed = examine(seen, self._files, self._read)
         before, self._before = self._before, {each.rank: each for each in observed}
-        # Less and less often: what has taken minutes is not looked at every few seconds.
-        longest_pause_s = max(_LONGEST_PAUSE_S, _PAUSE_SHARE * max(self._age_s(reading, now) for _, reading in seen))
-        self._pause_s = min(2 * self._pause_s, longest_pause_s) if before else _FIRST_PAUSE_S
+        self._pause_s = min(2 * self._pause_s, self._longest_pause_s(seen, now)) if before else _FIRST_PAUSE_S
         self._next_look = time.monotonic() + self._pause_s
         if not before:
             return None
@@ -91,7 +94,20 @@ class Watch:
         if culprits is None:
             return None
         self._told = {(each.rank, each.reading.since) for each in observed}
+        judged = [self._with_line(each) if each.now.rank in culprits else each for each in judged]
         return explain_hang(judged, culprits, scene())
+
+    def _with_line(self, judged: Judged) -> Judged:
+        """A stopped rank shows its stacks only if it may run for a moment."""
+        if judged.now.state is None or not judged.now.state.is_stopped:
+            return judged
+        return judged._replace(now=with_stacks_of_the_stopped(judged.now, self._files(judged.now.rank)))
+
+    def _longest_pause_s(self, seen: Sequence[tuple[RankNow, Reading]], now: float) -> float:
+        """What takes far longer than any limit of a resting rank need not be looked at every few seconds."""
+        age_s = max(self._age_s(reading, now) for _, reading in seen)
+        is_long = age_s > 2 * _TIMES_LONGER * self._limits.hang_limit_s
+        return max(_LONGEST_PAUSE_S, _PAUSE_SHARE * age_s) if is_long else _LONGEST_PAUSE_S
 
     def _put_off(self) -> None:
         self._before = {}

@@ -86,6 +86,8 @@ def test_a_stopped_process_does_not_answer_but_its_state_does(tmp_path: Path) ->
         os.kill(process.pid, signal.SIGSTOP)
         wait_for(lambda: (state := state_of(process.pid)) is not None and state.is_stopped, 10, "stopped")
         assert ask_for_stacks(process.pid, tmp_path / "stacks", timeout_s=0.1) == ""
+        thread, *_ = parse_stacks(ask_for_stacks(process.pid, tmp_path / "stacks", timeout_s=10, wake=True))
+        assert [frame.line for frame in thread.frames] == [9], "it answers when it may go on"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ Python's faulthandler writes them from inside a signal handler: it needs neither
 cooperation, so they can be had from one that hangs in a native call as well.
 """
 
+import ctypes
 import os
 import re
 import signal
@@ -68,12 +69,23 @@ def ask_for_stacks(pid: int, path: Path, timeout_s: float = 0.5, *, wake: bool =
         return ""
     try:
         os.truncate(path, 0)
-        os.kill(pid, ASK_FOR_STACKS)
         if wake:
+            _send_to_main_thread(pid, ASK_FOR_STACKS)
             os.kill(pid, signal.SIGCONT)
+        else:
+            os.kill(pid, ASK_FOR_STACKS)
         return _awaited(path, time.monotonic() + timeout_s)
     except OSError:  # it has ended meanwhile
         return ""
+
+
+def _send_to_main_thread(pid: int, number: int) -> None:
+    """Of a stopped process any thread may take a signal that was sent to all, while the main one runs on already."""
+    tgkill = getattr(ctypes.CDLL(None), "tgkill", None)
+    if tgkill is None:
+        os.kill(pid, number)
+    else:
+        tgkill(pid, pid, number)
 
 
 def _would_hear(pid: int) -> bool:

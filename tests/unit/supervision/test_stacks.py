@@ -47,6 +47,11 @@ def running(*command: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
+def lines_of(text: str) -> list[int]:
+    """Of the first thread."""
+    return [frame.line for thread in parse_stacks(text)[:1] for frame in thread.frames]
+
+
 def test_threads_and_frames_are_read() -> None:
     threads = parse_stacks(TEXT)
     assert [thread.ident for thread in threads] == [0x7F01, 0x7F02]
@@ -67,10 +72,8 @@ def test_the_users_frame_is_none_of_a_library() -> None:
 def test_a_process_that_holds_its_interpreter_lock_shows_its_line(tmp_path: Path) -> None:
     path = tmp_path / "stacks"
     with running(DEADLOCK, str(path)) as process:
-        for _ in range(2):  # the second time nothing of the first is left
-            threads = parse_stacks(ask_for_stacks(process.pid, path, timeout_s=10))
-            assert [frame.line for frame in threads[0].frames] == [9]
-            assert len(threads) == 1
+        wait_for(lambda: lines_of(ask_for_stacks(process.pid, path, timeout_s=10)) == [9], 10, "the deadlock")
+        assert len(parse_stacks(path.read_text())) == 1, "nothing is left of what was asked before"
 
 
 def test_a_process_that_does_not_expect_it_is_not_asked(tmp_path: Path) -> None:
@@ -83,11 +86,12 @@ def test_a_process_that_does_not_expect_it_is_not_asked(tmp_path: Path) -> None:
 def test_a_stopped_process_does_not_answer_but_its_state_does(tmp_path: Path) -> None:
     (tmp_path / "stacks").touch()
     with running(DEADLOCK, str(tmp_path / "stacks")) as process:
+        wait_for(lambda: lines_of(ask_for_stacks(process.pid, tmp_path / "stacks")) == [9], 10, "the deadlock")
         os.kill(process.pid, signal.SIGSTOP)
         wait_for(lambda: (state := state_of(process.pid)) is not None and state.is_stopped, 10, "stopped")
         assert ask_for_stacks(process.pid, tmp_path / "stacks", timeout_s=0.1) == ""
-        thread, *_ = parse_stacks(ask_for_stacks(process.pid, tmp_path / "stacks", timeout_s=10, wake=True))
-        assert [frame.line for frame in thread.frames] == [9], "it answers when it may go on"
+        lines = lines_of(ask_for_stacks(process.pid, tmp_path / "stacks", timeout_s=10, wake=True))
+        assert lines == [9], "it answers when it may go on"
 
 
 @pytest.mark.parametrize(

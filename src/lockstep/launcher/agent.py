@@ -6,7 +6,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -31,8 +31,9 @@ from lockstep.launcher.agent_folder import agent_folder, clear
 from lockstep.launcher.plan import Supervision
 from lockstep.launcher.processes import Processes
 from lockstep.launcher.rendezvous import FreshStoreRendezvous
-from lockstep.launcher.restarts import Restarts
+from lockstep.launcher.restarts import Decision, Restarts
 from lockstep.launcher.store import loopback_interface
+from lockstep.supervision.examination import RankNow
 from lockstep.supervision.failure import (
     RankEnd,
     Scene,
@@ -42,10 +43,12 @@ from lockstep.supervision.failure import (
     read_announced_end,
     read_report,
 )
+from lockstep.supervision.hang import Hang
 from lockstep.supervision.incidents import keep_incident
 from lockstep.supervision.memory import OutOfMemoryKills
-from lockstep.supervision.pulse import COMPILER, Page, Reading
+from lockstep.supervision.pulse import COMPILER, LOOP_PHASES, Page, Reading
 from lockstep.supervision.rank_files import RankFiles
+from lockstep.supervision.watch import Watch
 
 _POLL_INTERVAL_S = 0.1
 _CAUSE_MAY_LAG_S = 3.0
@@ -100,6 +103,8 @@ class _Agent(SimpleElasticAgent):
         self._restarts = Restarts(supervision.max_restarts)
         self._memory_kills = OutOfMemoryKills()
         self._pages: dict[int, Page] = {}  # by rank, of those that have begun
+        limit_s = supervision.hang_limit_s
+        self._watch = None if limit_s is None else Watch(limit_s, self._files, self._reading)
 
     def say(self, text: str) -> None:
         print(f"lockstep: {text}", file=sys.stderr, flush=True)
@@ -116,6 +121,8 @@ class _Agent(SimpleElasticAgent):
         self._memory_kills = OutOfMemoryKills()
         clear(self._folder)
         ranks = self._processes.start([self._variables(worker_group, worker) for worker in worker_group.workers])
+        if self._watch is not None:
+            self._watch.begin()
         return {local_rank: rank.pid for local_rank, rank in enumerate(ranks)}
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
@@ -125,6 +132,8 @@ class _Agent(SimpleElasticAgent):
             return RunResult(WorkerState.SUCCEEDED, {end.rank: None for end in ends})
         if any(rank.exit_code for rank in self._processes.ranks):
             self._conclude(explain(self._await_the_cause(worker_group), self._scene(worker_group)))
+            return RunResult(WorkerState.FAILED)
+        if (hang := self._hang(worker_group, ends)) is not None and self._end_the_hang(hang):
             return RunResult(WorkerState.FAILED)
         if any(end.pulse is not None and end.pulse.has_compiler for end in ends):
             self._processes.import_ahead(COMPILER)
@@ -177,16 +186,48 @@ class _Agent(SimpleElasticAgent):
             if end.report is not None and end.report.exit_code == EXIT_STOPPED:
                 self.stop_words = end.report.error.partition(": ")[2]
 
-    def _conclude(self, verdict: Verdict) -> None:
-        """Say what happened, keep it, and decide whether to go on; the elastic agent does as the count tells it."""
-        self.verdict = verdict
+    def _hang(self, worker_group: WorkerGroup, ends: list[RankEnd]) -> Hang | None:
+        if self._watch is None:
+            return None
+        ranks = [
+            RankNow(end.rank, process.pid, end.exit_code, end.pulse)
+            for end, process in zip(ends, self._processes.ranks, strict=True)
+        ]
+        return self._watch.look(ranks, lambda: self._scene(worker_group))
+
+    def _end_the_hang(self, hang: Hang) -> bool:
+        """As configured; False: it was only to be told."""
+        readings = self._readings()
+        is_in_a_run = self._run_folder() is not None or any(
+            reading is not None and reading.phase in LOOP_PHASES for reading in readings.values()
+        )
+        action = self._supervision.on_hang or ("restart" if is_in_a_run else "stop")
+        if action == "report":
+            self._tell(hang.verdict)
+            self._keep_incident("hang", hang.verdict, readings, hang.facts)
+            return False
+        self._conclude(hang.verdict, "hang", hang.facts, may_restart=action == "restart")
+        return True
+
+    def _tell(self, verdict: Verdict) -> None:
         for message in verdict.messages:
             self.say(message)
-        readings = {worker.global_rank: self._reading(worker.global_rank) for worker in self._worker_group.workers}
+
+    def _readings(self) -> dict[int, Reading | None]:
+        return {worker.global_rank: self._reading(worker.global_rank) for worker in self._worker_group.workers}
+
+    def _conclude(
+        self, verdict: Verdict, kind: str = "crash", facts: Mapping[str, Any] | None = None, *, may_restart: bool = True
+    ) -> None:
+        """Say what happened, keep it, and decide whether to go on; the elastic agent does as the count tells it."""
+        self.verdict = verdict
+        self._tell(verdict)
+        readings = self._readings()
         step = max((reading.step for reading in readings.values() if reading is not None), default=0)
-        decision = self._restarts.decide(verdict, step, can_change=self._can_shrink)
+        can_change = self._can_shrink
+        decision = self._restarts.decide(verdict, step, can_change=can_change) if may_restart else Decision(False, "")
         if not verdict.is_final:
-            self._keep_incident("crash", verdict, readings)
+            self._keep_incident(kind, verdict, readings, facts or {})
         if decision.why:
             self.say(decision.why)
         if decision.goes_on and self._restarts.is_stuck and self._can_shrink:
@@ -202,8 +243,11 @@ class _Agent(SimpleElasticAgent):
         least = self._supervision.min_nproc
         return least is not None and self._worker_group.spec.local_world_size > least
 
-    def _keep_incident(self, kind: str, verdict: Verdict, readings: dict[int, Reading | None]) -> None:
-        folder = self._incidents_folder()
+    def _keep_incident(
+        self, kind: str, verdict: Verdict, readings: dict[int, Reading | None], more: Mapping[str, Any]
+    ) -> None:
+        run_folder = self._run_folder()
+        folder = self._supervision.incidents if run_folder is None else run_folder / "incidents"
         if folder is None:
             return
         places = {
@@ -218,6 +262,7 @@ class _Agent(SimpleElasticAgent):
             "world_size": self._worker_group.workers[0].world_size,
             "attempt": self._restarts.num_made,
             "ranks": places,
+            **more,
         }
         try:
             path = keep_incident(folder, kind, "\n".join(verdict.messages), facts)
@@ -226,15 +271,15 @@ class _Agent(SimpleElasticAgent):
         else:
             self.say(f"the report is in {path}")
 
-    def _incidents_folder(self) -> Path | None:
-        """Of the run folder that a rank has opened, if any has."""
+    def _run_folder(self) -> Path | None:
+        """That a rank has opened, if any has."""
         for worker in self._worker_group.workers:
             with suppress(OSError, UnicodeDecodeError):
                 with self._files(worker.global_rank).run_folder.open() as file:
                     run_folder = Path(file.read(_MAX_PATH_BYTES))
                 if run_folder.is_dir():
-                    return run_folder / "incidents"
-        return self._supervision.incidents
+                    return run_folder
+        return None
 
     def _await_the_cause(self, worker_group: WorkerGroup) -> list[RankEnd]:
         """A rank closes its connections before it is quite dead: its victims can be seen to end first."""

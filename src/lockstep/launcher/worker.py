@@ -22,6 +22,7 @@ from typing import NoReturn
 
 from lockstep.errors import LockstepError
 from lockstep.supervision import pulse
+from lockstep.supervision.listener import listen
 from lockstep.supervision.rank_files import RankFiles
 from lockstep.supervision.stacks import ASK_FOR_STACKS
 
@@ -66,6 +67,7 @@ def _show_pulse(files: RankFiles) -> None:
         # Kept open for the life of the process: the dump is written by a signal handler, which can open nothing.
         stacks = os.open(files.stacks, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         faulthandler.register(ASK_FOR_STACKS, file=stacks, all_threads=True)
+        listen(files)
 
 
 def _exit_code(request: SystemExit) -> int:

@@ -57,6 +57,10 @@ _WORDS = {
 }
 
 COMPILER = "torch._dynamo"
+
+# Those of a loop of lockstep's, from which a run can go on.
+LOOP_PHASES = frozenset(Phase) - {Phase.STARTING, Phase.JOINING, Phase.SCRIPT, Phase.LEAVING}
+
 MAX_DATA_WORKERS = 128
 NO_SAMPLE = -1
 
@@ -64,7 +68,8 @@ _SIZE = 4096
 _MAGIC = 0x6C6F636B73746570
 _VERSION = 1
 # Places in the page, in units of 8 bytes.
-_IS_VALID, _AT_VERSION, _PID, _MAIN_THREAD, _STEP, _PHASE, _SINCE, _SAMPLE, _IS_STOPPING, _HAS_COMPILER = range(10)
+_IS_VALID, _AT_VERSION, _PID, _MAIN_THREAD, _STEP, _PHASE, _SINCE, _SAMPLE = range(8)
+_IS_STOPPING, _HAS_COMPILER, _ANSWERS = range(8, 11)
 _LONGEST = 12  # of each phase, in seconds
 _DATA_WORKERS = 32  # for each: process id, sample, since when
 assert len(Phase) <= _DATA_WORKERS - _LONGEST and 8 * (_DATA_WORKERS + 3 * MAX_DATA_WORKERS) <= _SIZE
@@ -90,6 +95,7 @@ class Reading(NamedTuple):
     has_compiler: bool  # torch's compiler is imported there, which DDP does and which takes a second or more
     longest_s: dict[Phase, float]  # of the phases that it has completed, the longest each has taken
     data_workers: list[DataWorker]
+    answers: int = 0  # so many questions of its agent were answered: [Note: listener]
 
 
 class Page:
@@ -136,6 +142,7 @@ class Page:
                 for number, at in zip(slots, places, strict=True)
                 if ints[at]
             ],
+            answers=ints[_ANSWERS],
         )
 
 
@@ -186,13 +193,22 @@ def count_optimizer_step() -> None:
         _page.ints[_HAS_COMPILER] = COMPILER in sys.modules
     if _page.ints[_PHASE] == Phase.SCRIPT:
         _page.ints[_STEP] += 1
-        enter(Phase.SCRIPT)
+        if _page.ints[_STEP] == 1:  # what came before the first step says nothing about how long the others take
+            _page.floats[_SINCE] = time.monotonic()
+        else:
+            enter(Phase.SCRIPT)
 
 
 def complete_step(step: int) -> None:
     """So many updates are made."""
     if _page is not None:
         _page.ints[_STEP] = step
+
+
+def answer() -> None:
+    """A question of the agent was heard: [Note: listener]."""
+    if _page is not None:
+        _page.ints[_ANSWERS] += 1
 
 
 def promise_to_stop() -> None:

@@ -39,6 +39,16 @@ class RankFiles:
         return self._named("stacks")
 
     @property
+    def questions(self) -> Path:
+        """A pipe on which its agent asks it: see `supervision.listener`."""
+        return self._named("questions")
+
+    @property
+    def collectives(self) -> Path:
+        """Its last collectives, when it was asked for them."""
+        return self._named("collectives")
+
+    @property
     def run_folder(self) -> Path:
         """The path of the run folder, if it has opened one."""
         return self._named("run")

@@ -1,0 +1,306 @@
+"""A job that hangs is explained: the right rank, phase and line, and who waits for it; one that is slow is left alone.
+
+Each case hangs in a real job, at a line that is marked with the case's name. For all of them the limit is short, and
+limits grow with what a run has needed, so a busy machine makes verdicts later but not wrong.
+"""
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.commands import LOCKSTEP, run, started
+
+LIMIT_S = 1.0
+
+# What both kinds of scripts share: ways to hang in step 4, on the rank that was named.
+WAYS = """
+import atexit, ctypes, os, signal, sys, threading, time
+import torch, torch.distributed as dist
+
+CASE, CULPRIT = sys.argv[1], int(sys.argv[2])
+RANK = int(os.environ["RANK"])
+torch.set_num_threads(1)
+
+def is_culprit(case):
+    return CASE == case and RANK == CULPRIT
+
+def hang():
+    if is_culprit("code"):
+        time.sleep(1000)  # at: code
+    if is_culprit("lock"):
+        mutex = ctypes.create_string_buffer(64)
+        ctypes.PyDLL(None).pthread_mutex_lock(mutex)
+        ctypes.PyDLL(None).pthread_mutex_lock(mutex)  # at: lock
+    if is_culprit("stop"):
+        os.kill(os.getpid(), signal.SIGSTOP)  # at: stop
+    if is_culprit("file"):
+        os.mkfifo(f"pipe-{RANK}")
+        pipe = os.open(f"pipe-{RANK}", os.O_RDWR)
+        os.read(pipe, 1)  # at: file
+    if is_culprit("kernel"):
+        os.mkfifo(f"pipe-{RANK}")
+        action = (os.POSIX_SPAWN_OPEN, 9, f"pipe-{RANK}", os.O_RDONLY, 0)
+        os.posix_spawn("/bin/true", ["true"], {}, file_actions=[action])
+    if is_culprit("exit"):
+        atexit.register(time.sleep, 1000)  # its connections stay open: nobody is told
+        sys.exit()
+
+def meet(number):
+    x = torch.ones(3)
+    if number == 4 and is_culprit("different"):
+        dist.broadcast(x, src=0)  # at: different
+    if not (number == 4 and is_culprit("skip")):
+        dist.all_reduce(x)  # others at: different skip
+    dist.barrier()  # at: skip
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        global num_read
+        num_read += 1
+        if num_read == 11 and RANK == CULPRIT and CASE in ("data", "worker", "stopped worker", "dead worker"):
+            with open("sample", "a") as file:
+                print(index, os.getpid(), file=file)
+            if CASE == "stopped worker":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            if CASE == "dead worker":
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(1000)  # at: data worker
+        return torch.ones(4), index
+
+num_read = 0
+WORKERS = 2 if "worker" in CASE else 0
+"""
+
+PLAIN = f"""{WAYS}
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = torch.utils.data.DataLoader(Data(), batch_size=4, num_workers=WORKERS)
+for number, (x, _) in enumerate(loader, 1):  # at: stopped_worker
+    if number == 4:
+        hang()
+    model(x).sum().backward()  # others at: code lock stop file kernel exit data worker stopped_worker
+    optimizer.step()
+    meet(number)
+"""
+
+LOOP = f"""{WAYS}
+import lockstep
+
+def loss(model, batch):
+    x, index = batch
+    return model(x).sum(), len(x)
+
+def main(world):
+    run = lockstep.Run("run", world, seed=1)
+    model = run.prepare(torch.nn.Linear(4, 1))
+    optimizer = run.optimizer(model, lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    train = run.loader(Data(), global_batch=8, lanes=4, workers=WORKERS)
+    for step in run.steps(train, epochs=8):  # at: stopped_worker
+        if step.number == 4:
+            hang()
+        meet(step.number)
+        step.accumulate(loss, model)
+        step.update(optimizer)
+
+lockstep.launch(main, device="cpu")
+"""
+
+
+class Seen(NamedTuple):
+    code: int
+    err: str
+    facts: dict[str, Any]  # of the report for programs
+    samples: dict[int, int]  # that could not be read, by the processes that tried
+
+
+def hung(folder: Path, text: str, case: str, culprit: int, num_ranks: int, *options: str) -> Seen:
+    (folder / "script.py").write_text(text)
+    command = [*LOCKSTEP, "run", "-n", str(num_ranks), "--hang-limit", str(LIMIT_S), "--incidents", "incidents"]
+    finished = run([*command, *options, "script.py", case, str(culprit)], folder)
+    reports = sorted(folder.glob("**/incidents/*.json"))
+    assert len(reports) == 1, finished.err
+    lines = (folder / "sample").read_text().splitlines() if (folder / "sample").exists() else []
+    samples = {int(pid): int(index) for index, pid in map(str.split, lines)}
+    return Seen(finished.code, finished.err, json.loads(reports[0].read_text()), samples)
+
+
+def marked(text: str, mark: str, case: str) -> int:
+    """The number of the line that is marked with the case's name."""
+    pattern = re.compile(rf"# {mark}:(?: \w+)* {case.replace(' ', '_')}\b")
+    (line,) = [number for number, line in enumerate(text.splitlines(), 1) if pattern.search(line)]
+    return line
+
+
+class Expected(NamedTuple):
+    kind: str
+    phase: str  # of a loop's rank
+    words: str  # in the paragraph
+    has_line: bool = True
+
+
+CASES = {
+    "skip": Expected("mismatch", "computing", "rank {culprit} has skipped the all_reduce of [[3]]"),
+    "different": Expected("mismatch", "computing", "rank {culprit} has skipped the all_reduce of [[3]]"),
+    "code": Expected("idle", "computing", "it is at script.py:{line} in hang, and does not get any further"),
+    "lock": Expected("native call", "computing", "that holds the interpreter lock, at script.py:{line} in hang"),
+    "stop": Expected("stopped", "computing", "it is stopped (SIGSTOP, pid "),
+    "file": Expected(
+        "blocked file", "computing", "blocked in the read of {folder}/pipe-{culprit}, at script.py:{line}"
+    ),
+    "kernel": Expected("blocked in the kernel", "computing", "is blocked in the kernel", has_line=False),
+    "exit": Expected("early exit", "leaving", "has finished its script", has_line=False),
+    "data": Expected("data", "data", "script.py:{line} in __getitem__"),
+    "worker": Expected("data", "data", "(pid {pid}), which does not get any further"),
+    "stopped worker": Expected("data", "data", "(pid {pid}), which is stopped (SIGSTOP)"),
+}
+
+
+def check(folder: Path, text: str, case: str, culprit: int, num_ranks: int) -> None:
+    expected, seen = CASES[case], hung(folder, text, case, culprit, num_ranks, "--on-hang", "stop")
+    is_loop = text is LOOP
+    line = marked(text, "at", case) if expected.has_line else None
+    assert seen.code == 5, seen.err
+    first = seen.err.splitlines()[0]
+    pid = seen.facts.get("worker_pid")
+    assert expected.words.format(culprit=culprit, line=line, folder=folder, pid=pid) in first
+    assert (seen.facts["rank"], seen.facts["hang"], seen.facts["line"]) == (culprit, expected.kind, line), first
+    if is_loop or expected.phase == "leaving":
+        assert seen.facts["phase"] == expected.phase, first
+    if case == "stop":
+        assert f"), at script.py:{line} in hang" in first
+    if "worker" in case:
+        assert pid in seen.samples, first
+    if is_loop and seen.samples:
+        sample = seen.samples[pid] if "worker" in case else next(iter(seen.samples.values()))
+        assert seen.facts["sample"] == sample, first
+        assert f"sample {sample}" in first
+    others = [rank for rank in range(num_ranks) if rank != culprit]
+    assert seen.facts["victims"] == others, first
+    place = f"script.py:{marked(text, 'others at', 'skip' if is_loop else case)}"
+    assert all(place in seen.facts["waiting"][str(rank)] for rank in others), first
+    assert place in first
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_culprit_of_a_plain_script_is_named(tmp_path: Path, case: str) -> None:
+    check(tmp_path, PLAIN, case, 1, 2)
+
+
+@pytest.mark.parametrize("case", ["skip", "code", "data", "worker", "stopped worker"])
+def test_the_culprit_of_a_loop_is_named(tmp_path: Path, case: str) -> None:
+    check(tmp_path, LOOP, case, 0, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_ranks", "culprit"), [(2, 0), (2, 1), (3, 0), (3, 1), (3, 2)])
+@pytest.mark.parametrize("text", [PLAIN, LOOP], ids=["plain", "loop"])
+@pytest.mark.parametrize("case", CASES)
+def test_the_whole_matrix(tmp_path: Path, case: str, text: str, num_ranks: int, culprit: int) -> None:
+    check(tmp_path, text, case, culprit, num_ranks)
+
+
+@pytest.mark.slow
+def test_a_killed_data_worker_of_a_plain_script_is_named(tmp_path: Path) -> None:
+    """Torch raises in the rank: a crash, not a hang."""
+    seen = hung(tmp_path, PLAIN, "dead worker", 1, 2)
+    assert seen.code == 3
+    assert seen.facts["rank"] == 1
+    assert re.search(r"DataLoader worker \(pid\S* \d+\)", seen.err.splitlines()[0])
+
+
+def test_a_hang_is_restarted_once_and_not_again_in_the_same_place(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(LOOP)
+    command = [*LOCKSTEP, "run", "-n", "2", "--hang-limit", str(LIMIT_S), "--max-restarts", "3", "script.py"]
+    finished = run([*command, "code", "1"], tmp_path, timeout_s=180)
+    assert finished.code == 5, finished.err
+    assert finished.err.count("hangs in step 4") == 2
+    assert "restarting all ranks" in finished.err
+    assert "no restart: it failed after step 3 in the same way as before" in finished.err
+
+
+def test_a_hang_can_be_reported_only_and_only_once(tmp_path: Path) -> None:
+    """The job goes on when it gets what it waited for."""
+    (tmp_path / "script.py").write_text(PLAIN)
+    command = [*LOCKSTEP, "run", "-n", "2", "--hang-limit", str(LIMIT_S), "--on-hang", "report", "script.py"]
+    with started([*command, "file", "1"], tmp_path) as job:
+        assert job.stderr is not None
+        assert "rank 1 of 2" in job.stderr.readline()
+        time.sleep(6 * LIMIT_S)
+        (tmp_path / "pipe-1").write_text("x")
+        _, err = job.communicate(timeout=60)
+    assert (job.returncode, err) == (0, "")
+
+
+SLOW_LOOP = """
+import os, time
+import lockstep, torch
+torch.set_num_threads(1)
+SLOW_S = 2.5
+
+class Slow:
+    def state_dict(self):
+        time.sleep(SLOW_S)
+        return {}
+    def load_state_dict(self, state): pass
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 8
+    def __getitem__(self, index):
+        time.sleep(SLOW_S / 4)
+        return torch.ones(4)
+
+def loss(model, batch):
+    return model(batch[0]).sum(), len(batch[0])
+
+def main(world):
+    run = lockstep.Run("run", world, seed=1)
+    run.keep("slow", Slow())
+    model = run.prepare(torch.nn.Linear(4, 1))
+    optimizer = run.optimizer(model, lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    train = run.loader(torch.utils.data.TensorDataset(torch.ones(64, 4)), global_batch=8, lanes=4)
+    for step in run.steps(train, steps=6, save_every=4):
+        if step.number == 1:
+            time.sleep(SLOW_S)
+        time.sleep(1.0 if world.rank == 1 else 0.2)
+        step.accumulate(loss, model)
+        step.update(optimizer)
+        if step.number == 3:
+            run.evaluate(model, Data(), lambda model, batch: {"x": (model(batch).sum(), len(batch))}, batch=4)
+
+lockstep.launch(main, device="cpu")
+"""
+
+SLOW_PLAIN = """
+import os, time
+import torch, torch.distributed as dist
+time.sleep(2.5)
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(1, 6):
+    if step <= 2:
+        time.sleep(2.5)
+    time.sleep(1.0 if rank == 1 else 0.2)
+    model(torch.ones(4)).sum().backward()
+    optimizer.step()
+    if step == 3:
+        if rank == 0:  # alone, while the others wait for it
+            time.sleep(2.5)
+        dist.barrier()
+"""
+
+
+@pytest.mark.parametrize("text", [SLOW_PLAIN, SLOW_LOOP], ids=["plain", "loop"])
+def test_what_is_slow_but_alive_is_left_alone(tmp_path: Path, text: str) -> None:
+    """First step, save and evaluation take four times the limit, and one rank five times as long as the other."""
+    (tmp_path / "script.py").write_text(text)
+    finished = run([*LOCKSTEP, "run", "-n", "2", "--hang-limit", "0.6", "--on-hang", "report", "script.py"], tmp_path)
+    assert (finished.code, finished.err) == (0, "")

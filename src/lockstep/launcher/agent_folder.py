@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lockstep.config import environment
+from lockstep.supervision.rank_files import FOLDER_PREFIX
 
-_PREFIX = "lockstep-agent-"
 _LOCK = ".lock"
 _BEING_MADE_S = 60.0  # without a lock yet
 
@@ -22,7 +22,10 @@ def agent_folder() -> Iterator[Path]:
     """In memory, because pages that are written all the time should not lie on a disk; else among temporary files."""
     memory = environment.memory_folder() or Path(tempfile.gettempdir())
     sweep(memory)
-    with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=memory) as folder, (Path(folder) / _LOCK).open("w") as lock:
+    with (
+        tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX, dir=memory) as folder,
+        (Path(folder) / _LOCK).open("w") as lock,
+    ):
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield Path(folder)
 
@@ -36,7 +39,7 @@ def clear(folder: Path) -> None:
 
 def sweep(memory: Path) -> None:
     """Remove what this user's agents have left that were killed: nobody holds its lock."""
-    for folder in memory.glob(f"{_PREFIX}*"):
+    for folder in memory.glob(f"{FOLDER_PREFIX}*"):
         with suppress(OSError):
             found = folder.lstat()
             is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()

@@ -6,6 +6,8 @@ from typing import Self
 
 from lockstep.config import environment
 
+FOLDER_PREFIX = "lockstep-agent-"  # of that folder's name
+
 
 @dataclass(frozen=True)
 class RankFiles:

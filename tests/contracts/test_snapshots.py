@@ -57,7 +57,7 @@ def newest(memory: Path) -> int:
 def ranks(memory: Path) -> dict[int, int]:
     """Their process ids."""
     found = {}
-    for page in memory.glob("lockstep-????????/rank-*.pulse"):
+    for page in memory.glob("lockstep-agent-*/rank-*.pulse"):
         with suppress(OSError, ValueError):
             found[int(page.stem.removeprefix("rank-"))] = Page(page).read().pid
     return found

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from lockstep.observe.chaos.plan import draw_plan
@@ -243,7 +242,7 @@ def test_stopped_in_the_middle_it_takes_everything_with_it(tmp_path: Path) -> No
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 75, err
-    assert not [child for child in children if psutil.pid_exists(child.pid)]
+    assert not [child for child in children if is_running(child.pid)]
     assert not list((tmp_path / "temporary").glob("lockstep-*"))
     assert not list((tmp_path / "memory").iterdir())
 

@@ -7,6 +7,8 @@ limits grow with what a run has needed, so a busy machine makes verdicts later b
 import json
 import re
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +17,7 @@ import pytest
 from tests.commands import LOCKSTEP, run, started
 
 LIMIT_S = 1.0
+AT_A_TIME = 3  # launches
 
 # What both kinds of scripts share: ways to hang in step 4, on the rank that was named.
 WAYS = """
@@ -188,22 +191,30 @@ def check(folder: Path, text: str, case: str, culprit: int, num_ranks: int) -> N
     assert place in first
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_the_culprit_of_a_plain_script_is_named(tmp_path: Path, case: str) -> None:
-    check(tmp_path, PLAIN, case, 1, 2)
+def check_all(folder: Path, trials: Sequence[tuple[str, str, int, int]]) -> None:
+    """Several at a time: most of a hang is waiting."""
+    folders = [folder / str(number) for number in range(len(trials))]
+    for each in folders:
+        each.mkdir()
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        checks = [pool.submit(check, each, *trial) for each, trial in zip(folders, trials, strict=True)]
+    failed = {trial[1:]: found for trial, each in zip(trials, checks, strict=True) if (found := each.exception())}
+    assert not failed, failed
 
 
-@pytest.mark.parametrize("case", ["skip", "code", "data", "worker", "stopped worker"])
-def test_the_culprit_of_a_loop_is_named(tmp_path: Path, case: str) -> None:
-    check(tmp_path, LOOP, case, 0, 2)
+def test_the_culprit_of_a_plain_script_is_named(tmp_path: Path) -> None:
+    check_all(tmp_path, [(PLAIN, case, 1, 2) for case in CASES])
+
+
+def test_the_culprit_of_a_loop_is_named(tmp_path: Path) -> None:
+    check_all(tmp_path, [(LOOP, case, 0, 2) for case in ("skip", "code", "data", "worker", "stopped worker")])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("num_ranks", "culprit"), [(2, 0), (2, 1), (3, 0), (3, 1), (3, 2)])
-@pytest.mark.parametrize("text", [PLAIN, LOOP], ids=["plain", "loop"])
 @pytest.mark.parametrize("case", CASES)
-def test_the_whole_matrix(tmp_path: Path, case: str, text: str, num_ranks: int, culprit: int) -> None:
-    check(tmp_path, text, case, culprit, num_ranks)
+def test_the_whole_matrix(tmp_path: Path, case: str) -> None:
+    ranks = [(culprit, num_ranks) for num_ranks in (2, 3) for culprit in range(num_ranks)]
+    check_all(tmp_path, [(text, case, *each) for text in (PLAIN, LOOP) for each in ranks])
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """Who fetches: this process, or worker processes ahead of it. Either way results come in the order of the requests."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -43,24 +43,25 @@ class Workers:
         if self.count == 0:
             yield map(source.fetch, requests)
             return
-        results = iter(
-            DataLoader(
-                _Answers(source),
-                batch_size=None,  # a request is for whole lanes, and its answer is collated already
-                sampler=requests,
-                collate_fn=_as_it_is,
-                num_workers=self.count,
-                prefetch_factor=-(-ahead // self.count),
-                pin_memory=world.device.type == "cuda",
-                worker_init_fn=_Begin(os.getpid(), self.init),
-                generator=torch.Generator(),  # else it draws a number from the caller's
+        with pulse.data_workers(self.count) as places:
+            results = iter(
+                DataLoader(
+                    _Answers(source),
+                    batch_size=None,  # a request is for whole lanes, and its answer is collated already
+                    sampler=requests,
+                    collate_fn=_as_it_is,
+                    num_workers=self.count,
+                    prefetch_factor=-(-ahead // self.count),
+                    pin_memory=world.device.type == "cuda",
+                    worker_init_fn=_Begin(os.getpid(), places, self.init),
+                    generator=torch.Generator(),  # else it draws a number from the caller's
+                )
             )
-        )
-        try:
-            yield results
-        finally:
-            # torch does this when the iterator is collected, but a traceback that is kept would put that off.
-            results._shutdown_workers()  # type: ignore[attr-defined]
+            try:
+                yield results
+            finally:
+                # torch does this when the iterator is collected, but a traceback that is kept would put that off.
+                results._shutdown_workers()  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -68,11 +69,12 @@ class _Begin:
     """What a worker process does first."""
 
     parent: int
+    places: Sequence[int]  # in its rank's page
     init: WorkerInit | None
 
     def __call__(self, number: int) -> None:
         die_with_parent(self.parent)
-        pulse.begin_data_worker(number)
+        pulse.begin_data_worker(number, self.places)
         if self.init is not None:
             self.init(number)
 

@@ -18,6 +18,7 @@ import select
 import signal
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -27,10 +28,8 @@ from lockstep.config import environment
 from lockstep.launcher import worker
 from lockstep.launcher.kinship import adopt_orphans, be_told_of_parents_end, children, die_with_parent
 
-WARM, COLD = (
-    "warm",
-    "cold",
-)  # cold: a rank is a fresh interpreter, for scripts that must see torch imported by themselves
+WARM = "warm"
+COLD = "cold"  # a rank is a fresh interpreter, for scripts that must see torch imported by themselves
 
 # Its socket tells the same, but is not read during an import, and ranks must not train on meanwhile.
 _AGENT_IS_GONE = signal.SIGRTMIN + 8 if sys.platform == "linux" else None
@@ -104,6 +103,10 @@ class _Ranks:
         """Nobody is left to start ranks for. One that is just being forked dies with us."""
         for pid in self._running | self._ended:
             _kill_group(pid)
+        deadline = time.monotonic() + 1.0  # one that the kernel holds up is left to it
+        while time.monotonic() < deadline and children():
+            with suppress(ChildProcessError):
+                os.waitpid(-1, os.WNOHANG)
         os._exit(0)
 
     def _start(self, variables: dict[str, str]) -> int:

@@ -17,6 +17,7 @@ from lockstep.launcher.nursery import COLD, WARM
 
 _MOST_AT_ONCE = 2**16
 _PAUSE_S = 0.02
+_FAREWELL_S = 0.5
 
 
 class RankProcess:
@@ -141,8 +142,6 @@ class Processes:
 
     def close(self) -> None:
         self.end()
-        if self._nursery is not None:
-            self._nursery.kill()  # it has nobody left, and may be busy importing
         self._close_nursery()
 
     def _close_nursery(self) -> None:
@@ -150,7 +149,11 @@ class Processes:
             self._connection.close()  # it takes that as its own end
             self._connection = None
         if self._nursery is not None:
-            self._nursery.wait()
+            try:
+                self._nursery.wait(timeout=_FAREWELL_S)
+            except subprocess.TimeoutExpired:  # it imports something
+                self._nursery.kill()
+                self._nursery.wait()
             self._nursery = None
         self._unread, self._started, self._ended = b"", [], {}
 

@@ -140,7 +140,7 @@ def _is_before_the_users(frame: FrameType) -> bool:
         return True
     if package == "__main__":  # this module or the nursery; the script goes by that name too
         return Path(frame.f_code.co_filename).parent == Path(__file__).parent
-    return package == "lockstep" and (module == "cli" or module.startswith("launcher."))
+    return package == "lockstep" and (module == "cli" or module.startswith(("commands.", "launcher.")))
 
 
 def _shortened(text: str) -> str:

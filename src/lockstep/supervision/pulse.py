@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
@@ -61,7 +61,7 @@ COMPILER = "torch._dynamo"
 # Those of a loop of lockstep's, from which a run can go on.
 LOOP_PHASES = frozenset(Phase) - {Phase.STARTING, Phase.JOINING, Phase.SCRIPT, Phase.LEAVING}
 
-MAX_DATA_WORKERS = 128
+MAX_DATA_WORKERS = 96
 NO_SAMPLE = -1
 
 _SIZE = 4096
@@ -71,8 +71,9 @@ _VERSION = 1
 _IS_VALID, _AT_VERSION, _PID, _MAIN_THREAD, _STEP, _PHASE, _SINCE, _SAMPLE = range(8)
 _IS_STOPPING, _HAS_COMPILER, _ANSWERS = range(8, 11)
 _LONGEST = 12  # of each phase, in seconds
-_DATA_WORKERS = 32  # for each: process id, sample, since when
-assert len(Phase) <= _DATA_WORKERS - _LONGEST and 8 * (_DATA_WORKERS + 3 * MAX_DATA_WORKERS) <= _SIZE
+_DATA_WORKERS = 32  # for each: process id, number, sample, since when
+assert len(Phase) <= _DATA_WORKERS - _LONGEST and 8 * (_DATA_WORKERS + 4 * MAX_DATA_WORKERS) <= _SIZE
+_PLACES = range(_DATA_WORKERS, _DATA_WORKERS + 4 * MAX_DATA_WORKERS, 4)
 
 
 class DataWorker(NamedTuple):
@@ -125,8 +126,6 @@ class Page:
         ints, floats = self.ints.tolist(), self.floats.tolist()
         if ints[_IS_VALID] != _MAGIC or ints[_AT_VERSION] != _VERSION or not 0 <= ints[_PHASE] < len(Phase):
             return None
-        slots = range(MAX_DATA_WORKERS)
-        places = [_DATA_WORKERS + 3 * number for number in slots]
         return Reading(
             pid=ints[_PID],
             main_thread=ints[_MAIN_THREAD],
@@ -138,9 +137,7 @@ class Page:
             has_compiler=bool(ints[_HAS_COMPILER]),
             longest_s={phase: floats[_LONGEST + phase] for phase in Phase if floats[_LONGEST + phase] > 0},
             data_workers=[
-                DataWorker(number, ints[at], _sample(ints[at + 1]), floats[at + 2])
-                for number, at in zip(slots, places, strict=True)
-                if ints[at]
+                DataWorker(ints[at + 1], ints[at], _sample(ints[at + 2]), floats[at + 3]) for at in _PLACES if ints[at]
             ],
             answers=ints[_ANSWERS],
         )
@@ -153,6 +150,7 @@ def _sample(written: int) -> int | None:
 # Of this process. Globals, because a rank has one pulse and writes it from every layer: [Note: pulse].
 _page: Page | None = None
 _sample_at = _SAMPLE
+_taken: set[int] = set()  # places of data workers
 
 
 def begin(path: Path) -> None:
@@ -230,15 +228,30 @@ def all_samples_read() -> None:
     read_sample(NO_SAMPLE)
 
 
-def begin_data_worker(number: int) -> None:
-    """This process, a fork of a rank, is its data worker of that number."""
+@contextmanager
+def data_workers(count: int) -> Iterator[Sequence[int]]:
+    """Places in the page for so many data workers, until they have ended; fewer, where there is no more room."""
+    free = [place for place in _PLACES if place not in _taken][:count]
+    _taken.update(free)
+    try:
+        yield free
+    finally:
+        _taken.difference_update(free)
+        if _page is not None:
+            for place in free:
+                _page.ints[place] = 0
+
+
+def begin_data_worker(number: int, places: Sequence[int]) -> None:
+    """This process, a fork of a rank, is its data worker of that number; `places`: those of all of them."""
     global _page, _sample_at
     if _page is None:
         return
-    if number >= MAX_DATA_WORKERS:
+    if number >= len(places):
         _page = None
         return
-    place = _DATA_WORKERS + 3 * number
-    _page.ints[place], _page.ints[place + 1] = os.getpid(), NO_SAMPLE
-    _page.floats[place + 2] = time.monotonic()
-    _sample_at = place + 1
+    place = places[number]
+    _page.ints[place + 1], _page.ints[place + 2] = number, NO_SAMPLE
+    _page.floats[place + 3] = time.monotonic()
+    _page.ints[place] = os.getpid()  # last: now it is there
+    _sample_at = place + 2

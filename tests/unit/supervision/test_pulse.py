@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from lockstep.supervision.pulse import MAX_DATA_WORKERS, Page, Phase
 def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Page]:
     monkeypatch.setattr(pulse, "_page", None)
     monkeypatch.setattr(pulse, "_sample_at", pulse._sample_at)
+    monkeypatch.setattr(pulse, "_taken", set())
     pulse.begin(tmp_path / "rank-0.pulse")
     yield Page(tmp_path / "rank-0.pulse")
 
@@ -24,7 +25,8 @@ def test_without_an_agent_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> No
     pulse.enter(Phase.DATA)
     pulse.complete_step(3)
     pulse.read_sample(4)
-    pulse.begin_data_worker(0)
+    with pulse.data_workers(1) as places:
+        pulse.begin_data_worker(0, places)
     with pulse.during(Phase.SAVING):
         pulse.promise_to_stop()
     assert pulse._page is None
@@ -74,20 +76,29 @@ def test_data_workers_say_which_sample_they_read(page: Page) -> None:
     assert page.read().sample == 5  # type: ignore[union-attr]
     pulse.all_samples_read()
     assert page.read().sample is None  # type: ignore[union-attr]
+    with pulse.data_workers(3) as training, pulse.data_workers(3) as evaluation:
+        children = [fork_worker(2, places, sample) for places, sample in ((training, 77), (evaluation, 78))]
+        reading = page.read()
+        assert reading is not None
+        told = [(worker.number, worker.pid, worker.sample) for worker in reading.data_workers]
+        assert told == [(2, children[0], 77), (2, children[1], 78)], "each loader's workers have places of their own"
+        assert reading.sample is None, "the rank's own place is not a worker's"
+    assert page.read().data_workers == []  # type: ignore[union-attr]
+
+
+def fork_worker(number: int, places: Sequence[int], sample: int) -> int:
     if (child := os.fork()) == 0:
-        pulse.begin_data_worker(2)
-        pulse.read_sample(77)
+        pulse.begin_data_worker(number, places)
+        pulse.read_sample(sample)
         os._exit(0)
     os.waitpid(child, 0)
-    reading = page.read()
-    assert reading is not None
-    (worker,) = reading.data_workers
-    assert (worker.number, worker.pid, worker.sample) == (2, child, 77)
-    assert reading.sample is None, "the rank's own place is not the worker's"
+    return child
 
 
 def test_more_data_workers_than_there_is_room_for_go_unseen(page: Page) -> None:
-    pulse.begin_data_worker(MAX_DATA_WORKERS)
+    with pulse.data_workers(MAX_DATA_WORKERS + 1) as places:
+        assert len(places) == MAX_DATA_WORKERS
+        pulse.begin_data_worker(MAX_DATA_WORKERS, places)
     pulse.read_sample(1)
     assert page.read().data_workers == []  # type: ignore[union-attr]
     assert page.read().sample is None  # type: ignore[union-attr]

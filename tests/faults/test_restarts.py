@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.commands import LOCKSTEP, descendants, free_port, is_running, run, started, wait_for
@@ -190,6 +191,21 @@ def test_a_rank_that_is_asked_alone_speaks_for_all(tmp_path: Path) -> None:
     assert "restarting" not in err
     assert "stopped after step" in err
     assert len(list((tmp_path / "runs/mine/checkpoints").glob("step-*"))) == 1
+
+
+def test_a_signal_to_every_process_of_the_job_is_one_request(tmp_path: Path, undisturbed: str) -> None:
+    """As a scheduler or a container's end has it: agent, nursery, ranks and data workers at once."""
+    with started(train(tmp_path, 2, save_every=1000, pause_s=0.05, workers=1), tmp_path) as agent:
+        wait_for(lambda: step_of(tmp_path) >= 5, 60, "a few steps")
+        for process in [*descendants(agent.pid), psutil.Process(agent.pid)]:
+            process.terminate()
+        _, err = agent.communicate(timeout=30)
+        assert agent.returncode == 75, err
+    assert "stopped after step" in err
+    assert len(list((tmp_path / "runs/mine/checkpoints").glob("step-*"))) == 1
+    finished = run(train(tmp_path, 1, save_every=1000), tmp_path)
+    assert finished.code == 0, finished.err
+    assert digest(tmp_path) == undisturbed
 
 
 def test_the_second_interrupt_is_immediate(tmp_path: Path) -> None:

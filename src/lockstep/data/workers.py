@@ -1,6 +1,7 @@
 """Who fetches: this process, or worker processes ahead of it. Either way results come in the order of the requests."""
 
 import os
+import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from lockstep.errors import UserError
 from lockstep.launcher.kinship import die_with_parent
 from lockstep.supervision import pulse
+from lockstep.supervision.stop_signals import STOP_SIGNALS
 from lockstep.world.world import World
 
 WorkerInit: TypeAlias = Callable[[int], None]
@@ -74,6 +76,8 @@ class _Begin:
 
     def __call__(self, number: int) -> None:
         die_with_parent(self.parent)
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)  # the rank answers them, and needs its data for that
         pulse.begin_data_worker(number, self.places)
         if self.init is not None:
             self.init(number)

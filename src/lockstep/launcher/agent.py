@@ -164,8 +164,9 @@ class _Agent(SimpleElasticAgent):
 
         for each in _STOP_SIGNALS:
             signal.signal(each, hurry)
+        asked = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM  # a terminal that closes ends nothing else
         for rank in running:
-            rank.send(number)
+            rank.send(asked)
         # Said only now: who reads it may take us at our word at once.
         self.say(f"stopping {len(running)} ranks ({number.name}); once more to kill them at once")
         asked_at = time.monotonic()

@@ -19,7 +19,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -34,6 +34,7 @@ COLD = "cold"  # a rank is a fresh interpreter, for scripts that must see torch 
 # Its socket tells the same, but is not read during an import, and ranks must not train on meanwhile.
 _AGENT_IS_GONE = signal.SIGRTMIN + 8 if sys.platform == "linux" else None
 
+_NOT_FOR_US = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _MOST_AT_ONCE = 2**16
 
 
@@ -41,7 +42,9 @@ def main() -> NoReturn:
     connection = socket.socket(fileno=int(sys.argv[1]))
     is_warm, target = sys.argv[2] == WARM, sys.argv[3:]
     adopt_orphans()
-    ranks = _Ranks(connection, target, is_warm=is_warm)
+    # Somebody who ends a whole job signals us too, and our end would be the ranks' before they are saved.
+    usual = {number: signal.signal(number, signal.SIG_IGN) for number in _NOT_FOR_US}
+    ranks = _Ranks(connection, target, usual, is_warm=is_warm)
     if _AGENT_IS_GONE is not None:
         signal.signal(_AGENT_IS_GONE, lambda *_: ranks.end())
         be_told_of_parents_end(_AGENT_IS_GONE)
@@ -68,9 +71,13 @@ def main() -> NoReturn:
 
 
 class _Ranks:
-    def __init__(self, connection: socket.socket, target: Sequence[str], *, is_warm: bool) -> None:
+    def __init__(
+        self, connection: socket.socket, target: Sequence[str], handlers: Mapping[signal.Signals, Any], *, is_warm: bool
+    ) -> None:
+        """`handlers`: that a rank starts with, by signal."""
         self._connection = connection
         self._target = list(target)
+        self._handlers = handlers
         self._is_warm = is_warm
         self._running: set[int] = set()
         self._ended: set[int] = set()  # zombies still
@@ -125,6 +132,8 @@ class _Ranks:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         if _AGENT_IS_GONE is not None:
             signal.signal(_AGENT_IS_GONE, signal.SIG_DFL)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
         die_with_parent(parent)
         self._connection.close()
         environment.replace(variables)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.json_text import parse_json
-from lockstep.errors import EXIT_FAILED
+from lockstep.errors import EXIT_FAILED, EXIT_STOPPED
 from lockstep.supervision.pulse import Phase, Reading
 
 _MAX_REPORT_BYTES = 2**20
@@ -98,6 +98,9 @@ def explain(ends: Sequence[RankEnd], scene: Scene) -> Verdict:
         lines = message.splitlines()
         lines[0] = lines[0] if speaks_for_all else f"rank {cause.rank}: {lines[0]}"
         return Verdict(cause.report.exit_code or EXIT_FAILED, lines, lines[0], cause.rank, is_final=True)
+    if cause.exit_code == EXIT_STOPPED and cause.report is None:
+        message = f"rank {cause.rank} was asked to stop before its first step"
+        return Verdict(EXIT_STOPPED, [message], message, cause.rank, is_final=True)
     # A rank that was done is nobody's victim.
     victims = sorted((end for end in others if end.exit_code != 0), key=lambda end: end.rank)
     if _suspicion(cause)[0] >= _LOST_CONTACT and world_size > len(ends):

@@ -29,7 +29,7 @@ class Phase(IntEnum):
     DATA = 3  # waiting for the next batch
     COMPUTING = 4  # the loop's body: forward and backward pass, and whatever else the script does in it
     EXCHANGING = 5  # waiting for the other ranks' gradients
-    UPDATING = 6  # clipping, optimizer, average
+    UPDATING = 6  # clipping, optimizer, average; and what the script does after that
     SAVING = 7  # copying the state for a save, or waiting for the save before
     EVALUATING = 8
     FINISHING = 9  # comparing digests, last save
@@ -48,7 +48,7 @@ _WORDS = {
     Phase.DATA: "waiting for data",
     Phase.COMPUTING: "forward and backward pass",
     Phase.EXCHANGING: "waiting for the other ranks' gradients",
-    Phase.UPDATING: "update",
+    Phase.UPDATING: "update, or the rest of the loop's body",
     Phase.SAVING: "saving",
     Phase.EVALUATING: "evaluation",
     Phase.FINISHING: "finishing",

@@ -24,12 +24,18 @@ def raise_when_asked_to_stop() -> None:
 
 @contextmanager
 def stops_after_the_step(ask: Callable[[], None]) -> Iterator[None]:
-    """Inside, the first stop signal calls `ask`, and the second acts as it did before. A user's own handler stays."""
+    """Inside, the first stop signal calls `ask`, and the second acts as it did before. A user's own handler stays.
+
+    A rank under an agent takes any number of them for one: its agent passes on what it gets, and a scheduler may signal
+    both. Who is impatient tells the agent.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set handlers
         return
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     usual = {number: handler for number, handler in before.items() if _is_usual(handler)}
+
+    is_supervised = environment.agent_pid() is not None
 
     def give_back() -> None:
         for number, handler in usual.items():
@@ -37,10 +43,10 @@ def stops_after_the_step(ask: Callable[[], None]) -> Iterator[None]:
                 signal.signal(number, handler)
 
     def note(number: int, _frame: object) -> None:
-        give_back()
         ask()
         pulse.promise_to_stop()
-        if environment.agent_pid() is None:  # else it has been said
+        if not is_supervised:  # else the agent has said it
+            give_back()
             name = signal.Signals(number).name
             print(f"lockstep: stopping after this step ({name}); once more to end at once", file=sys.stderr, flush=True)
 
@@ -49,7 +55,8 @@ def stops_after_the_step(ask: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        give_back()
+        if threading.current_thread() is threading.main_thread():  # a generator may be ended by another
+            give_back()
 
 
 def _is_usual(handler: object) -> bool:

@@ -95,3 +95,9 @@ def test_a_deliberate_error_of_many_lines_is_said_line_by_line() -> None:
     assert explain([end], Scene(1)).messages == ["refused", "  optim.lr: 1 → 2"]
     named = raised("WorldError: rank 0 cannot reach", deliberate=True)
     assert explain([RankEnd(0, 1, named), RankEnd(1, None)], Scene(2)).messages == ["rank 0 cannot reach"]
+
+
+def test_a_rank_that_was_asked_to_stop_is_not_a_failure() -> None:
+    verdict = explain([RankEnd(0, 1, LOST), RankEnd(1, 75)], Scene(2))
+    assert (verdict.exit_code, verdict.is_final) == (75, True)
+    assert verdict.messages == ["rank 1 was asked to stop before its first step"]

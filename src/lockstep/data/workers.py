@@ -76,8 +76,8 @@ class _Begin:
 
     def __call__(self, number: int) -> None:
         die_with_parent(self.parent)
-        for number in STOP_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)  # the rank answers them, and needs its data for that
+        for each in STOP_SIGNALS:
+            signal.signal(each, signal.SIG_IGN)  # the rank answers them, and needs its data for that
         pulse.begin_data_worker(number, self.places)
         if self.init is not None:
             self.init(number)

@@ -7,7 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,32 +28,25 @@ from lockstep.config import environment
 from lockstep.config.environment import Node, is_loopback
 from lockstep.errors import EXIT_STOPPED
 from lockstep.launcher.agent_folder import agent_folder, clear
+from lockstep.launcher.attempt import Attempt
 from lockstep.launcher.plan import Supervision
 from lockstep.launcher.processes import Processes
 from lockstep.launcher.rendezvous import FreshStoreRendezvous
 from lockstep.launcher.restarts import Decision, Restarts
 from lockstep.launcher.store import loopback_interface
-from lockstep.supervision.examination import RankNow
 from lockstep.supervision.failure import (
-    RankEnd,
     Scene,
     Verdict,
     explain,
-    only_victims,
-    read_announced_end,
-    read_report,
 )
 from lockstep.supervision.hang import Hang
 from lockstep.supervision.incidents import keep_incident
 from lockstep.supervision.memory import OutOfMemoryKills
-from lockstep.supervision.pulse import COMPILER, LOOP_PHASES, Page, Reading
-from lockstep.supervision.rank_files import RankFiles
+from lockstep.supervision.pulse import COMPILER, LOOP_PHASES
 from lockstep.supervision.watch import Watch
 
 _POLL_INTERVAL_S = 0.1
-_CAUSE_MAY_LAG_S = 3.0
 _INTERRUPT_GRACE_S = 5.0
-_MAX_PATH_BYTES = 4096
 
 _STOP_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT") if hasattr(signal, name)]
 
@@ -102,9 +95,11 @@ class _Agent(SimpleElasticAgent):
         self._supervision = supervision
         self._restarts = Restarts(supervision.max_restarts)
         self._memory_kills = OutOfMemoryKills()
-        self._pages: dict[int, Page] = {}  # by rank, of those that have begun
-        limit_s = supervision.hang_limit_s
-        self._watch = None if limit_s is None else Watch(limit_s, self._files, self._reading)
+        self._attempt = Attempt(folder, processes, [])
+        self._watch: Watch | None = None
+        if supervision.hang_limit_s is not None:  # it outlives the attempt, and so asks for the one that is running
+            files, reading = (lambda rank: self._attempt.files(rank)), (lambda rank: self._attempt.reading(rank))
+            self._watch = Watch(supervision.hang_limit_s, files, reading)
 
     def say(self, text: str) -> None:
         print(f"lockstep: {text}", file=sys.stderr, flush=True)
@@ -117,24 +112,26 @@ class _Agent(SimpleElasticAgent):
             raise
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        self._pages = {}
         self._memory_kills = OutOfMemoryKills()
         clear(self._folder)
         ranks = self._processes.start([self._variables(worker_group, worker) for worker in worker_group.workers])
+        self._attempt = Attempt(self._folder, self._processes, [worker.global_rank for worker in worker_group.workers])
         if self._watch is not None:
             self._watch.begin()
         return {local_rank: rank.pid for local_rank, rank in enumerate(ranks)}
 
-    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:  # noqa: ARG002  (torch's signature)
         self._processes.look(_POLL_INTERVAL_S)
-        ends = self._ends(worker_group)
+        ends = self._attempt.ends()
         if all(end.exit_code == 0 for end in ends) and not any(rank.is_running for rank in self._processes.ranks):
             return RunResult(WorkerState.SUCCEEDED, {end.rank: None for end in ends})
         if any(rank.exit_code for rank in self._processes.ranks):
-            self._conclude(explain(self._await_the_cause(worker_group), self._scene(worker_group)))
+            self._conclude(explain(self._attempt.await_the_cause(), self._scene()))
             return RunResult(WorkerState.FAILED)
-        if (hang := self._hang(worker_group, ends)) is not None and self._end_the_hang(hang):
-            return RunResult(WorkerState.FAILED)
+        if self._watch is not None:
+            hang = self._watch.look(self._attempt.now(ends), self._scene)
+            if hang is not None and self._end_the_hang(hang):
+                return RunResult(WorkerState.FAILED)
         if any(end.pulse is not None and end.pulse.has_compiler for end in ends):
             self._processes.import_ahead(COMPILER)
         return RunResult(WorkerState.HEALTHY)
@@ -179,33 +176,22 @@ class _Agent(SimpleElasticAgent):
             if not is_plain and waited_s > _INTERRUPT_GRACE_S:
                 # Python may lose an interrupt, in an import for one: who did not hear it is asked in plainer words.
                 is_plain = True
-                for local_rank, rank in enumerate(self._processes.ranks):
-                    reading = self._reading(self._worker_group.workers[local_rank].global_rank)
+                for rank, reading in zip(self._processes.ranks, self._attempt.readings().values(), strict=True):
                     if reading is None or not reading.is_stopping:
                         rank.send(signal.SIGTERM)
-        for end in self._ends(self._worker_group):
+        for end in self._attempt.ends():
             if end.report is not None and end.report.exit_code == EXIT_STOPPED:
                 self.stop_words = end.report.error.partition(": ")[2]
 
-    def _hang(self, worker_group: WorkerGroup, ends: list[RankEnd]) -> Hang | None:
-        if self._watch is None:
-            return None
-        ranks = [
-            RankNow(end.rank, process.pid, end.exit_code, end.pulse)
-            for end, process in zip(ends, self._processes.ranks, strict=True)
-        ]
-        return self._watch.look(ranks, lambda: self._scene(worker_group))
-
     def _end_the_hang(self, hang: Hang) -> bool:
         """As configured; False: it was only to be told."""
-        readings = self._readings()
-        is_in_a_run = self._run_folder() is not None or any(
-            reading is not None and reading.phase in LOOP_PHASES for reading in readings.values()
-        )
+        readings = self._attempt.readings().values()
+        is_in_a_loop = any(reading is not None and reading.phase in LOOP_PHASES for reading in readings)
+        is_in_a_run = is_in_a_loop or self._attempt.run_folder() is not None
         action = self._supervision.on_hang or ("restart" if is_in_a_run else "stop")
         if action == "report":
             self._tell(hang.verdict)
-            self._keep_incident("hang", hang.verdict, readings, hang.facts)
+            self._keep_incident("hang", hang.verdict, hang.facts)
             return False
         self._conclude(hang.verdict, "hang", hang.facts, may_restart=action == "restart")
         return True
@@ -214,21 +200,17 @@ class _Agent(SimpleElasticAgent):
         for message in verdict.messages:
             self.say(message)
 
-    def _readings(self) -> dict[int, Reading | None]:
-        return {worker.global_rank: self._reading(worker.global_rank) for worker in self._worker_group.workers}
-
     def _conclude(
         self, verdict: Verdict, kind: str = "crash", facts: Mapping[str, Any] | None = None, *, may_restart: bool = True
     ) -> None:
         """Say what happened, keep it, and decide whether to go on; the elastic agent does as the count tells it."""
         self.verdict = verdict
         self._tell(verdict)
-        readings = self._readings()
-        step = max((reading.step for reading in readings.values() if reading is not None), default=0)
-        can_change = self._can_shrink
-        decision = self._restarts.decide(verdict, step, can_change=can_change) if may_restart else Decision(False, "")
+        decision = Decision(False, "")
+        if may_restart:
+            decision = self._restarts.decide(verdict, self._attempt.step, can_change=self._can_shrink)
         if not verdict.is_final:
-            self._keep_incident(kind, verdict, readings, facts or {})
+            self._keep_incident(kind, verdict, facts or {})
         if decision.why:
             self.say(decision.why)
         if decision.goes_on and self._restarts.is_stuck and self._can_shrink:
@@ -244,16 +226,14 @@ class _Agent(SimpleElasticAgent):
         least = self._supervision.min_nproc
         return least is not None and self._worker_group.spec.local_world_size > least
 
-    def _keep_incident(
-        self, kind: str, verdict: Verdict, readings: dict[int, Reading | None], more: Mapping[str, Any]
-    ) -> None:
-        run_folder = self._run_folder()
+    def _keep_incident(self, kind: str, verdict: Verdict, more: Mapping[str, Any]) -> None:
+        run_folder = self._attempt.run_folder()
         folder = self._supervision.incidents if run_folder is None else run_folder / "incidents"
         if folder is None:
             return
         places = {
             str(rank): None if reading is None else {"step": reading.step, "phase": reading.phase.name.lower()}
-            for rank, reading in readings.items()
+            for rank, reading in self._attempt.readings().items()
         }
         facts = {
             "rank": verdict.rank,
@@ -272,44 +252,8 @@ class _Agent(SimpleElasticAgent):
         else:
             self.say(f"the report is in {path}")
 
-    def _run_folder(self) -> Path | None:
-        """That a rank has opened, if any has."""
-        for worker in self._worker_group.workers:
-            with suppress(OSError, UnicodeDecodeError):
-                with self._files(worker.global_rank).run_folder.open() as file:
-                    run_folder = Path(file.read(_MAX_PATH_BYTES))
-                if run_folder.is_dir():
-                    return run_folder
-        return None
-
-    def _await_the_cause(self, worker_group: WorkerGroup) -> list[RankEnd]:
-        """A rank closes its connections before it is quite dead: its victims can be seen to end first."""
-        deadline = time.monotonic() + _CAUSE_MAY_LAG_S
-        while only_victims(ends := self._ends(worker_group)) and time.monotonic() < deadline:
-            self._processes.look(_POLL_INTERVAL_S / 2)
-        return ends
-
-    def _ends(self, worker_group: WorkerGroup) -> list[RankEnd]:
-        """How each rank stands."""
-        ends = []
-        for worker, process in zip(worker_group.workers, self._processes.ranks, strict=True):
-            files = self._files(worker.global_rank)
-            exit_code = read_announced_end(files.end) if process.is_running else process.exit_code
-            reading = self._reading(worker.global_rank)
-            ends.append(RankEnd(worker.global_rank, exit_code, read_report(files.report), reading))
-        return ends
-
-    def _reading(self, rank: int) -> Reading | None:
-        if rank not in self._pages:
-            with suppress(OSError, ValueError):  # not there yet, or still empty
-                self._pages[rank] = Page(self._files(rank).pulse)
-        return self._pages[rank].read() if rank in self._pages else None
-
-    def _files(self, rank: int) -> RankFiles:
-        return RankFiles(self._folder, rank)
-
-    def _scene(self, worker_group: WorkerGroup) -> Scene:
-        return Scene(worker_group.workers[0].world_size, socket.gethostname(), self._memory_kills.any_since())
+    def _scene(self) -> Scene:
+        return Scene(self._worker_group.workers[0].world_size, socket.gethostname(), self._memory_kills.any_since())
 
     def _variables(self, worker_group: WorkerGroup, worker: Any) -> dict[str, str]:
         """What torchrun sets for a worker, by the same names."""

@@ -233,11 +233,15 @@ def data_workers(count: int) -> Iterator[Sequence[int]]:
     """Places in the page for so many data workers, until they have ended; fewer, where there is no more room."""
     free = [place for place in _PLACES if place not in _taken][:count]
     _taken.update(free)
+    has_failed = False
     try:
         yield free
+    except Exception:
+        has_failed = True  # perhaps because one of them died: what it was reading stays to be seen
+        raise
     finally:
         _taken.difference_update(free)
-        if _page is not None:
+        if _page is not None and not has_failed:
             for place in free:
                 _page.ints[place] = 0
 

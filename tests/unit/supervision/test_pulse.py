@@ -86,6 +86,13 @@ def test_data_workers_say_which_sample_they_read(page: Page) -> None:
     assert page.read().data_workers == []  # type: ignore[union-attr]
 
 
+def test_what_a_worker_was_reading_when_it_died_stays_to_be_seen(page: Page) -> None:
+    with pytest.raises(RuntimeError), pulse.data_workers(1) as places:
+        child = fork_worker(0, places, 5)
+        raise RuntimeError("a worker died")
+    assert [(worker.pid, worker.sample) for worker in page.read().data_workers] == [(child, 5)]  # type: ignore[union-attr]
+
+
 def fork_worker(number: int, places: Sequence[int], sample: int) -> int:
     if (child := os.fork()) == 0:
         pulse.begin_data_worker(number, places)

@@ -95,7 +95,7 @@ class Reading(NamedTuple):
     is_stopping: bool  # it was asked to stop, and will after its step
     has_compiler: bool  # torch's compiler is imported there, which DDP does and which takes a second or more
     longest_s: dict[Phase, float]  # of the phases that it has completed, the longest each has taken
-    data_workers: list[DataWorker]
+    data_workers: list[DataWorker]  # also of processes that have ended
     answers: int = 0  # so many questions of its agent were answered: [Note: listener]
 
 
@@ -230,20 +230,16 @@ def all_samples_read() -> None:
 
 @contextmanager
 def data_workers(count: int) -> Iterator[Sequence[int]]:
-    """Places in the page for so many data workers, until they have ended; fewer, where there is no more room."""
+    """Places in the page for so many data workers, until they have ended; fewer, where there is no more room.
+
+    What stands there stays until it is overwritten: of a worker that died, its agent wants to know what it was reading.
+    """
     free = [place for place in _PLACES if place not in _taken][:count]
     _taken.update(free)
-    has_failed = False
     try:
         yield free
-    except Exception:
-        has_failed = True  # perhaps because one of them died: what it was reading stays to be seen
-        raise
     finally:
         _taken.difference_update(free)
-        if _page is not None and not has_failed:
-            for place in free:
-                _page.ints[place] = 0
 
 
 def begin_data_worker(number: int, places: Sequence[int]) -> None:

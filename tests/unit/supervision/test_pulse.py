@@ -83,14 +83,9 @@ def test_data_workers_say_which_sample_they_read(page: Page) -> None:
         told = [(worker.number, worker.pid, worker.sample) for worker in reading.data_workers]
         assert told == [(2, children[0], 77), (2, children[1], 78)], "each loader's workers have places of their own"
         assert reading.sample is None, "the rank's own place is not a worker's"
-    assert page.read().data_workers == []  # type: ignore[union-attr]
-
-
-def test_what_a_worker_was_reading_when_it_died_stays_to_be_seen(page: Page) -> None:
-    with pytest.raises(RuntimeError), pulse.data_workers(1) as places:
-        child = fork_worker(0, places, 5)
-        raise RuntimeError("a worker died")
-    assert [(worker.pid, worker.sample) for worker in page.read().data_workers] == [(child, 5)]  # type: ignore[union-attr]
+    assert len(page.read().data_workers) == 2, "what one that died was reading can still be seen"  # type: ignore[union-attr]
+    with pulse.data_workers(6) as places:
+        assert {*training, *evaluation} == set(places), "and their places are free again"
 
 
 def fork_worker(number: int, places: Sequence[int], sample: int) -> int:

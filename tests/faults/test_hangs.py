@@ -167,6 +167,7 @@ CASES = {
 
 def check(folder: Path, text: str, case: str, culprit: int, num_ranks: int) -> None:
     expected, seen = CASES[case], hung(folder, text, case, culprit, num_ranks, "--on-hang", "stop")
+    assert 0 <= seen.facts["overdue_s"] <= 5, "told within five seconds after the limit"
     is_loop = text is LOOP
     line = marked(text, "at", case) if expected.has_line else None
     assert seen.code == 5, seen.err

@@ -8,6 +8,7 @@ When all wait, nobody will ever come: they are judged after the limit.
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from lockstep.supervision.examination import Observation, RankNow, ReadPulse, examine, with_stacks_of_the_stopped
 from lockstep.supervision.failure import Scene
@@ -95,7 +96,14 @@ class Watch:
             return None
         self._told = {(each.rank, each.reading.since) for each in observed}
         judged = [self._with_line(each) if each.now.rank in culprits else each for each in judged]
-        return explain_hang(judged, culprits, scene())
+        hang = explain_hang(judged, culprits, scene())
+        return replace(hang, facts={**hang.facts, "overdue_s": round(self._overdue_s(judged, culprits), 1)})
+
+    def _overdue_s(self, judged: Sequence[Judged], culprits: set[int]) -> float:
+        """Since when: the first culprit's time was up then; where all wait, all had waited too long."""
+        if culprits:
+            return max(each.age_s - _allowed_s(each, self._limits) for each in judged if each.now.rank in culprits)
+        return min(each.age_s - self._limits.of(each.now.reading) for each in judged if each.meeting is not None)
 
     def _with_line(self, judged: Judged) -> Judged:
         """A stopped rank shows its stacks only if it may run for a moment."""
@@ -143,13 +151,19 @@ def _is_overdue(judged: Judged, limits: Limits, *, is_needed: bool) -> bool:
     state, reading = judged.now.state, judged.now.reading
     if state is not None and state.is_traced:
         return False
-    if state is not None and state.is_stopped:
-        return judged.age_s > limits.hang_limit_s
     # Nothing is known about how long a script takes that does not train, or no more.
     is_training = reading.phase != Phase.SCRIPT or (reading.step > 0 and Phase.COMPUTING not in reading.longest_s)
-    if not is_training and not is_needed:
+    is_stopped = state is not None and state.is_stopped
+    if not is_training and not is_needed and not is_stopped:
         return False
-    return judged.age_s > limits.of(reading) * (_TIMES_LONGER if judged.is_busy else 1)
+    return judged.age_s > _allowed_s(judged, limits)
+
+
+def _allowed_s(judged: Judged, limits: Limits) -> float:
+    state = judged.now.state
+    if state is not None and state.is_stopped:
+        return limits.hang_limit_s  # whatever it was doing: it does it no more
+    return limits.of(judged.now.reading) * (_TIMES_LONGER if judged.is_busy else 1)
 
 
 def _not_begun(rank: RankNow, started: float) -> Reading:

@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 from lockstep.config import environment
 from lockstep.launcher import worker
 from lockstep.launcher.kinship import adopt_orphans, be_told_of_parents_end, children, die_with_parent
+from lockstep.supervision.pulse import COMPILER
 
 WARM = "warm"
 COLD = "cold"  # a rank is a fresh interpreter, for scripts that must see torch imported by themselves
@@ -162,8 +163,9 @@ def _needed_by(target: Sequence[str]) -> list[str]:
     if list(target[:2]) == ["-m", "lockstep"]:
         return [*needed, "lockstep.cli", "lockstep.train.job"]
     with suppress(OSError):
-        if b"lockstep" in Path(target[0]).read_bytes():
-            needed.append("lockstep.train.trainer")
+        script = Path(target[0]).read_bytes()
+        needed += ["lockstep.train.trainer"] if b"lockstep" in script else []
+        needed += [COMPILER] if b"DistributedDataParallel" in script else []  # which imports it when it is made
     return needed
 
 

@@ -225,9 +225,9 @@ def test_the_stack_of_any_script_can_be_asked_for(tmp_path: Path) -> None:
         wait_for(lambda: len(pids(tmp_path)) == 1, 30, "the rank started")
         os.kill(pids(tmp_path)[0], STACK_DUMP_SIGNAL)
         assert agent.stderr is not None
-        lines = [agent.stderr.readline() for _ in range(2)]
+        lines = [agent.stderr.readline() for _ in range(6)]
         assert "most recent call first" in lines[0]
-        assert "script.py" in lines[1]
+        assert any("script.py" in line for line in lines), "the main thread comes last"
 
 
 @pytest.mark.parametrize(

@@ -199,17 +199,15 @@ def _train_here(
     from lockstep.observe.console import console_for
     from lockstep.observe.loggers.selection import open_loggers
     from lockstep.train.job import train_recipe
-    from lockstep.world.setup import cleanup_distributed, setup_distributed
+    from lockstep.world.setup import leaving_at_the_end, setup_distributed
 
     torch.set_num_threads(settings.threads)
-    try:
+    with leaving_at_the_end():
         world = setup_distributed(backend=settings.ddp_backend, timeout_s=settings.timeout_s, device=settings.device)
         sinks: list[Sink] = []
         if world.is_main:
             sinks = [*console_for(quiet=quiet, as_json=as_json), *open_loggers(settings.log, folder)]
         train_recipe(recipe, settings, world, RunFolder(folder), sinks, resume=resume, stop_after=stop_after)
-    finally:
-        cleanup_distributed()
 
 
 def _verify_in(keep: Path | None, config: str, changes: list[str], nproc: int, steps: int, as_json: bool) -> int:

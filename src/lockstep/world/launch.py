@@ -11,7 +11,7 @@ from lockstep.config import environment
 from lockstep.errors import LockstepError, UserError, complain
 from lockstep.launcher.plan import LaunchPlan
 from lockstep.launcher.start import start
-from lockstep.world.setup import cleanup_distributed, setup_distributed
+from lockstep.world.setup import leaving_at_the_end, setup_distributed
 from lockstep.world.world import World
 
 
@@ -40,15 +40,14 @@ def launch(
         return
     torch.set_num_threads(environment.threads_per_process())
     try:
-        world = setup_distributed(backend=backend, timeout_s=timeout_s, device=device)
-        sys.argv = environment.without_local_rank(sys.argv)
-        main(world)
+        with leaving_at_the_end():
+            world = setup_distributed(backend=backend, timeout_s=timeout_s, device=device)
+            sys.argv = environment.without_local_rank(sys.argv)
+            main(world)
     except LockstepError as error:
         if environment.agent_pid() is not None:
             raise  # its agent tells, once for all ranks
         sys.exit(complain(error))
-    finally:
-        cleanup_distributed()
     if environment.spawned_by_launch():
         sys.exit(0)
 

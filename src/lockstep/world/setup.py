@@ -2,6 +2,8 @@
 
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 import torch
@@ -75,6 +77,18 @@ def cleanup_distributed() -> None:
     """Leave the job. Harmless when there is nothing to leave."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+@contextmanager
+def leaving_at_the_end() -> Iterator[None]:
+    """Leave the job after the block; if it fails, whatever leaving has to say about lost peers is not the cause."""
+    try:
+        yield
+    except BaseException:
+        with suppress(Exception):
+            cleanup_distributed()
+        raise
+    cleanup_distributed()
 
 
 def _place(rank: int | None, world_size: int | None) -> Placement:

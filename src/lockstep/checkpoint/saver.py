@@ -175,6 +175,9 @@ class Saver:
         write_cpu_s = time.thread_time() - started_cpu
         offsets = {part: {name: shard.offsets for name, shard in s.shards.items()} for part, s in splits.items()}
         reports = all_gather_object({**written._asdict(), "offsets": offsets, "cpu_s": write_cpu_s}, group=self._group)
+        if len(reports) != self._world.size:
+            # This rank is leaving and has taken the group down: what it alone knows of is not a checkpoint.
+            raise CheckpointError("the other ranks cannot be asked any more")
         problems = [report["problem"] for report in reports if report["problem"] is not None]
         commit = secrets.token_hex(8)
         stored = {name: StoredFile(*file) for report in reports for name, file in report["files"].items()}
@@ -224,6 +227,8 @@ class Saver:
         reports: Sequence[Mapping[str, Any]],
         commit: str,
     ) -> Manifest:
+        if missing := [part for part, each in splits.items() if each.tensors and _file(part) not in files]:
+            raise CheckpointError(f"no rank has written {', '.join(missing)}")
         shards = {
             part: {
                 name: ShardedTensor(

@@ -38,8 +38,8 @@ class Attempt:
 
     @property
     def step(self) -> int:
-        """How many updates were completed."""
-        return max((reading.step for reading in self.readings().values() if reading is not None), default=0)
+        """How many updates all ranks have completed; one that got the others' gradients may be a step ahead."""
+        return min((reading.step for reading in self.readings().values() if reading is not None), default=0)
 
     def ends(self) -> list[RankEnd]:
         """How each rank stands."""

@@ -1,10 +1,8 @@
 """The `lockstep` command. Heavy imports stand inside the commands: `--help` answers at once and loads no torch."""
 
 import json
-import shutil
 import signal
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +12,7 @@ from lockstep import __version__
 from lockstep.commands import ckpt
 from lockstep.commands.chaos import chaos
 from lockstep.commands.launching import takes_launch_options
+from lockstep.commands.trial_folder import trial_folder
 from lockstep.config import environment
 from lockstep.errors import EXIT_FAILED, EXIT_STOPPED, LockstepError, UserError, complain
 from lockstep.launcher.plan import LaunchPlan
@@ -214,28 +213,19 @@ def _verify_in(keep: Path | None, config: str, changes: list[str], nproc: int, s
     """In a folder that is gone afterwards, unless it is the user's or there is something to see in it."""
     from lockstep.observe.verification import verify
 
-    if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
-        raise UserError(f"--keep {keep}: expected a folder that is new or empty")
-    folder = Path(tempfile.mkdtemp(prefix="lockstep-verify-")) if keep is None else keep
-    folder.mkdir(parents=True, exist_ok=True)
-    is_kept = keep is not None
-
     def tell(line: str) -> None:
         if not as_json:
             print(line, flush=True)
 
-    try:
-        verdict = verify(config, changes, processes=nproc, steps=steps, folder=folder, tell=tell)
-        is_kept = is_kept or verdict.parted is not None
-    finally:
-        if not is_kept:
-            shutil.rmtree(folder)
+    with trial_folder(keep, "verify") as folder:
+        verdict = verify(config, changes, processes=nproc, steps=steps, folder=folder.path, tell=tell)
+        folder.is_kept |= verdict.parted is not None
     if as_json:
-        print(json.dumps({**verdict.as_json(), "folder": str(folder) if is_kept else None}, indent=1))
+        print(json.dumps({**verdict.as_json(), "folder": str(folder.path) if folder.is_kept else None}, indent=1))
     if verdict.failure is not None:
         print(verdict.failure.text, file=sys.stderr, flush=True)
     for line in verdict.lines():
         tell(line)
-    if is_kept:
-        tell(f"the runs are in {folder}")
+    if folder.is_kept:
+        tell(f"the runs are in {folder.path}")
     return verdict.exit_code

@@ -1,14 +1,13 @@
 """`lockstep chaos`: train while being killed, and see whether anything was lost."""
 
 import json
-import shutil
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lockstep.commands.trial_folder import trial_folder
 from lockstep.config import environment
 from lockstep.errors import UserError
 
@@ -60,26 +59,17 @@ def _endure_in(keep: Path | None, config: str, changes: list[str], assault: "Ass
     """In a folder that is gone afterwards, unless it is the user's or there is something to see in it."""
     from lockstep.observe.chaos.endurance import endure
 
-    if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
-        raise UserError(f"--keep {keep}: expected a folder that is new or empty")
-    folder = Path(tempfile.mkdtemp(prefix="lockstep-chaos-")) if keep is None else keep
-    folder.mkdir(parents=True, exist_ok=True)
-    is_kept = keep is not None
-
     def tell(line: str) -> None:
         if not as_json:
             print(line, flush=True)
 
-    try:
-        verdict = endure(config, changes, assault, folder=folder, tell=tell)
-        is_kept = is_kept or verdict.exit_code != 0
-    finally:
-        if not is_kept:
-            shutil.rmtree(folder)
+    with trial_folder(keep, "chaos") as folder:
+        verdict = endure(config, changes, assault, folder=folder.path, tell=tell)
+        folder.is_kept |= verdict.exit_code != 0
     if as_json:
-        print(json.dumps({**verdict.as_json(), "folder": str(folder) if is_kept else None}, indent=1))
+        print(json.dumps({**verdict.as_json(), "folder": str(folder.path) if folder.is_kept else None}, indent=1))
     for line in verdict.lines():
         tell(line)
-    if is_kept:
-        tell(f"the plan, the attacks and the runs are in {folder}")
+    if folder.is_kept:
+        tell(f"the plan, the attacks and the runs are in {folder.path}")
     return verdict.exit_code

@@ -35,7 +35,7 @@ COLD = "cold"  # a rank is a fresh interpreter, for scripts that must see torch 
 # Its socket tells the same, but is not read during an import, and ranks must not train on meanwhile.
 _AGENT_IS_GONE = signal.SIGRTMIN + 8 if sys.platform == "linux" else None
 
-_NOT_FOR_US = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_NOT_FOR_US = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)]
 _MOST_AT_ONCE = 2**16
 
 

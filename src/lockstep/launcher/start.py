@@ -16,6 +16,10 @@ from lockstep.launcher.processes import Processes
 
 def start(plan: LaunchPlan, target: Sequence[str]) -> int:
     """Run `target` (a script and its arguments, or `-m module …`) on the plan's processes; return the exit code."""
+    if sys.platform != "linux":
+        raise UserError(
+            f"several processes are started on Linux only, and this is {sys.platform}: leave -n (nproc) away"
+        )
     check(plan)
     check_target(target)
     processes = Processes(target, is_warm=plan.supervision.is_warm)

@@ -13,6 +13,7 @@ from typing import Any
 
 from lockstep.config.json_text import parse_json
 from lockstep.errors import EXIT_FAILED, EXIT_STOPPED
+from lockstep.supervision.process import signal_name
 from lockstep.supervision.pulse import Phase, Reading
 
 _MAX_REPORT_BYTES = 2**20
@@ -160,7 +161,7 @@ def _cause_in_words(end: RankEnd, scene: Scene) -> str:
     if end.exit_code == -signal.SIGKILL and scene.out_of_memory:
         return f"killed by the kernel: the {_OUT_OF_MEMORY}"
     if end.exit_code < 0:
-        return f"killed by {_signal_name(-end.exit_code)}"
+        return f"killed by {signal_name(-end.exit_code)}"
     if end.exit_code == 0:
         return "it finished early (exit code 0) while others still waited for it"
     return f"exited with code {end.exit_code}"
@@ -183,17 +184,10 @@ def _suffering_in_words(end: RankEnd) -> str:
     if end.exit_code is None:
         return "stopped"
     if end.exit_code < 0:
-        return f"ended by {_signal_name(-end.exit_code)}"
+        return f"ended by {signal_name(-end.exit_code)}"
     return "finished" if end.exit_code == 0 else f"exited with code {end.exit_code}"
 
 
 def _first_line(text: str) -> str:
     line = text.split("\n", 1)[0]
     return line if len(line) <= 200 else line[:199] + "…"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

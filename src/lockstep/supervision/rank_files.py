@@ -57,7 +57,3 @@ class RankFiles:
 
     def _named(self, suffix: str) -> Path:
         return self.folder / f"rank-{self.rank}.{suffix}"
-
-    def clear(self) -> None:
-        for path in self.folder.glob(f"rank-{self.rank}.*"):
-            path.unlink()

@@ -56,3 +56,9 @@ def test_where_machines_meet() -> None:
     assert not is_loopback(node_of(LaunchPlan(nnodes=2, rdzv_endpoint="node-a:29400"), 4).master_addr)
     assert is_loopback(node_of(LaunchPlan(nnodes=2, rdzv_endpoint="localhost:29400"), 4).master_addr)
     assert is_loopback(node_of(LaunchPlan(nnodes=1), 4).master_addr)
+
+
+def test_elsewhere_than_on_linux_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lockstep.launcher.start.sys.platform", "darwin")
+    with pytest.raises(UserError, match="on Linux only, and this is darwin"):
+        start(LaunchPlan(nproc=2), ["script.py"])

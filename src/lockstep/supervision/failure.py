@@ -21,7 +21,9 @@ _MAX_REPORT_BYTES = 2**20
 # A process ends with these by its own fault or the kernel's; SIGABRT is also how a C++ runtime dies of a lost peer.
 _VIOLENT_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 
-_DEAD_DATA_WORKER = re.compile(r"DataLoader worker \(pid (\d+)\)")
+# "(pid 7) is killed by signal" from torch's handler of the signal; "(pid(s) 7, 8) exited unexpectedly" where the rank,
+# waiting for data, looked first.
+_DEAD_DATA_WORKERS = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)")
 _OUT_OF_MEMORY = "machine, or its control group, was out of memory"
 _IN_A_STEP = (Phase.DATA, Phase.COMPUTING, Phase.EXCHANGING, Phase.UPDATING)
 _LOST_CONTACT = 4  # a degree of suspicion, see `_suspicion`
@@ -168,11 +170,12 @@ def _cause_in_words(end: RankEnd, scene: Scene) -> str:
 
 
 def _data_worker_in_words(end: RankEnd, scene: Scene) -> str:
-    """Torch names a data worker that died by its process id alone."""
-    match = _DEAD_DATA_WORKER.search("" if end.report is None else end.report.error)
+    """Torch names the data workers that died by their process ids alone."""
+    match = _DEAD_DATA_WORKERS.search("" if end.report is None else end.report.error)
     if match is None:
         return ""
-    workers = [] if end.pulse is None else [each for each in end.pulse.data_workers if each.pid == int(match[1])]
+    dead = {int(pid) for pid in re.findall(r"\d+", match[1])}
+    workers = [] if end.pulse is None else [each for each in end.pulse.data_workers if each.pid in dead]
     told = [f"data worker {each.number}, reading sample {each.sample}" for each in workers if each.sample is not None]
     told += [f"the {_OUT_OF_MEMORY}"] if scene.out_of_memory else []
     return f" ({'; '.join(told)})" if told else ""

@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
+import pytest
+
 from lockstep.supervision.failure import RankEnd, Report, Scene, explain, only_victims, read_report
+from lockstep.supervision.pulse import DataWorker, Phase, Reading
 
 
 def raised(error: str, time: float = 1.0, *, communication: bool = False, deliberate: bool = False) -> Report:
@@ -44,6 +47,16 @@ def test_an_abort_is_suspected_less_than_an_exception() -> None:
 def test_a_rank_that_left_early_is_named() -> None:
     text = told([RankEnd(0, 1, LOST), RankEnd(1, 0)], 2)
     assert text.startswith("rank 1 of 2 failed, the cause: it finished early")
+
+
+@pytest.mark.parametrize("torch_says", ["(pid 43) is killed by signal: Killed", "(pid(s) 43, 44) exited unexpectedly"])
+def test_a_dead_data_worker_is_named_with_its_sample_however_torch_came_to_know(torch_says: str) -> None:
+    workers = [DataWorker(number, 42 + number, 20 + number, 0.0) for number in range(3)]
+    pulse = Reading(7, 7, 3, Phase.DATA, 0.0, None, False, False, {}, workers)
+    text = told([RankEnd(0, 1, raised(f"RuntimeError: DataLoader worker {torch_says}"), pulse)], 1)
+    assert "data worker 1, reading sample 21" in text
+    assert ("data worker 2, reading sample 22" in text) == ("44" in torch_says)
+    assert "data worker 0" not in text
 
 
 def test_an_exit_code_without_a_word() -> None:

@@ -68,9 +68,10 @@ def meeting(observed: Observation, *, is_busy: bool = False, has_moved: bool = F
     if observed.reading.phase == Phase.JOINING:
         return Meeting("joining the job", frame)
     inner = _without_go_betweens(observed.frames)
-    if not inner or inner[0].function == "<module>":  # it is being imported
+    if not inner:
         return None
-    if inner[0].is_in(*_MEETING) or _is_ours(inner[0]):
+    is_imported = inner[0].function == "<module>"  # or it is the script itself
+    if not is_imported and (inner[0].is_in(*_MEETING) or _is_ours(inner[0])):
         return Meeting(_name(inner), frame)
     if is_busy and not has_moved and (late := _late_on_the_gpu(observed)) is not None:
         return Meeting(f"{late.name} on the GPU", frame)

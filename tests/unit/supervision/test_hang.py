@@ -129,6 +129,8 @@ def test_a_host_that_waits_for_a_late_gpu_waits_for_others() -> None:
     spinning = seen(0, Frame("train.py", 12, "main"), collectives=(late,))
     assert meeting(spinning, is_busy=True) == ("all_reduce on the GPU", Frame("train.py", 12, "main"))
     assert meeting(spinning, is_busy=True, has_moved=True) is None
+    script = seen(0, Frame("train.py", 12, "<module>"), collectives=(late,))
+    assert meeting(script, is_busy=True) == ("all_reduce on the GPU", Frame("train.py", 12, "<module>"))
     assert meeting(spinning) is None, "it sleeps at a line of its own"
     done = seen(0, Frame("train.py", 12, "main"), collectives=(late._replace(is_done=True),))
     assert meeting(done, is_busy=True) is None

@@ -9,57 +9,11 @@ import psutil
 import pytest
 
 from tests.commands import LOCKSTEP, descendants, run, started, wait_for
+from tests.planted import COUNTER, FAILS, UNSEEDED_DATA, plant
 
 # Each verification is six commands.
 TIMEOUT_S = 170
 
-RECIPE = """
-import os
-import random
-
-import torch
-import torch.nn.functional as F
-from torch import nn
-from torch.utils.data import Dataset
-
-import lockstep
-from lockstep.train.recipe import Splits
-
-
-class Samples(Dataset):
-    def __len__(self):
-        return 88
-
-    def __getitem__(self, index):
-        return torch.full((4,), index / 88) + 0.1 * torch.randn(4), index % 3
-
-
-class Classifier(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 3))
-
-    def forward(self, inputs):
-        return self.layers(inputs)
-
-
-class Recipe:
-    config_class = lockstep.Config
-
-    def model(self, config):
-        return Classifier()
-
-    def data(self, config):
-        return Splits(Samples(), Samples())
-
-    def loss(self, model, batch):
-        inputs, labels = batch
-        return F.cross_entropy(model(inputs), labels, reduction="sum"), len(labels)
-
-    def metrics(self, model, batch):
-        return {"loss": self.loss(model, batch)}
-
-"""
 CONFIG = """
 recipe: planted:recipe
 epochs: 1
@@ -70,25 +24,6 @@ average: {decay: 0.9}
 log: {tensorboard: true}  # which no verification needs
 """
 
-FAILS = """
-class Failing(Recipe):
-    def loss(self, model, batch):
-        raise ValueError("planted")
-
-recipe = Failing()
-"""
-UNSEEDED_DATA = """
-class Unseeded(Samples):
-    def __getitem__(self, index):
-        inputs, label = super().__getitem__(index)
-        return inputs + random.SystemRandom().random(), label
-
-class Planted(Recipe):
-    def data(self, config):
-        return Splits(Unseeded(), Samples())
-
-recipe = Planted()
-"""
 FORWARD_BY_RANK = """
 class ByRank(Classifier):
     def forward(self, inputs):
@@ -109,22 +44,6 @@ def perturb(optimizer, args, kwargs):
 register_optimizer_step_post_hook(perturb)
 recipe = Recipe()
 """
-COUNTER = """
-class Counts(Classifier):
-    seen_version, num_steps = -1, 0
-
-    def forward(self, inputs):
-        version = self.layers[0].weight._version
-        if self.training and version != self.seen_version:
-            self.seen_version, self.num_steps = version, self.num_steps + 1
-        return super().forward(inputs) * (1 + self.num_steps / 10)
-
-class Planted(Recipe):
-    def model(self, config):
-        return Counts()
-
-recipe = Planted()
-"""
 
 
 class Verification(NamedTuple):
@@ -141,10 +60,7 @@ def verify(folder: Path, planted: str, *options: str) -> Verification:
 
 
 def prepared(folder: Path, planted: str, *options: str) -> tuple[list[str], dict[str, str]]:
-    (folder / "planted.py").write_text(RECIPE + planted)
-    (folder / "planted.yaml").write_text(CONFIG)
-    (folder / "temporary").mkdir()
-    return [*LOCKSTEP, "verify", "planted.yaml", *options], {"TMPDIR": str(folder / "temporary")}
+    return [*LOCKSTEP, "verify", "planted.yaml", *options], plant(folder, CONFIG, planted)
 
 
 def left_behind(folder: Path) -> list[Path]:
@@ -154,7 +70,7 @@ def left_behind(folder: Path) -> list[Path]:
 
 @pytest.mark.slow
 def test_a_recipe_that_keeps_the_promise(tmp_path: Path) -> None:
-    found = verify(tmp_path, "recipe = Recipe()", "--steps", "5", "--keep", "kept", "optim.lr=1e-2", "epochs=3")
+    found = verify(tmp_path, "", "--steps", "5", "--keep", "kept", "optim.lr=1e-2", "epochs=3")
     assert found.code == 0, found.out + found.err
     assert not found.left
     *trials, end, where = found.out.splitlines()
@@ -226,7 +142,7 @@ def test_a_run_that_fails_shows_its_own_error_and_nothing_is_left(tmp_path: Path
 
 
 def test_what_cannot_be_verified_is_said_before_anything_runs(tmp_path: Path) -> None:
-    found = verify(tmp_path, "recipe = Recipe()", "batch.per_device=8")
+    found = verify(tmp_path, "", "batch.per_device=8")
     assert (found.code, found.out, found.left) == (2, "", [])
     assert "batch.per_device=8 means another batch" in found.err
     for options, complaint in (
@@ -241,14 +157,14 @@ def test_what_cannot_be_verified_is_said_before_anything_runs(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_a_run_that_is_too_short_to_be_stopped_is_refused(tmp_path: Path) -> None:
-    found = verify(tmp_path, "recipe = Recipe()", "--steps", "20", "quick=true")
+    found = verify(tmp_path, "", "--steps", "20", "quick=true")
     assert (found.code, found.left) == (2, [])
     assert "ended before step 10, where it was to be stopped" in found.err
 
 
 @pytest.mark.slow
 def test_stopped_in_the_middle_it_takes_everything_with_it(tmp_path: Path) -> None:
-    command, environment = prepared(tmp_path, "import time; time.sleep(0.1)\nrecipe = Recipe()", "--steps", "100000")
+    command, environment = prepared(tmp_path, "Recipe.pause_s = 0.1", "--steps", "100000")
     with started(command, tmp_path, environment) as process:
 
         def is_training() -> bool:

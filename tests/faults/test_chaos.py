@@ -12,57 +12,8 @@ import pytest
 
 from lockstep.observe.chaos.plan import draw_plan
 from tests.commands import LOCKSTEP, descendants, is_running, run, started, wait_for
+from tests.planted import COUNTER, FAILS, UNSEEDED_DATA, plant
 
-RECIPE = """
-import random
-import time
-
-import torch
-import torch.nn.functional as F
-from torch import nn
-from torch.utils.data import Dataset
-
-import lockstep
-from lockstep.train.recipe import Splits
-
-
-class Samples(Dataset):
-    def __len__(self):
-        return 88
-
-    def __getitem__(self, index):
-        return torch.full((4,), index / 88) + 0.1 * torch.randn(4), index % 3
-
-
-class Classifier(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 3))
-
-    def forward(self, inputs):
-        return self.layers(inputs)
-
-
-class Recipe:
-    config_class = lockstep.Config
-
-    def model(self, config):
-        return Classifier()
-
-    def data(self, config):
-        return Splits(Samples(), Samples())
-
-    def loss(self, model, batch):
-        time.sleep(0.005)  # else a step is over before anybody could be killed in it
-        inputs, labels = batch
-        return F.cross_entropy(model(inputs), labels, reduction="sum"), len(labels)
-
-    def metrics(self, model, batch):
-        return {"loss": self.loss(model, batch)}
-
-
-recipe = Recipe()
-"""
 CONFIG = """
 recipe: planted:recipe
 epochs: 10
@@ -74,55 +25,13 @@ average: {decay: 0.9}
 checkpoint: {every: 3 steps}
 """
 
-# The step that a resumed process makes first is not the one that it would have made.
-COUNTER = """
-class Counts(Classifier):
-    seen_version, num_steps = -1, 0
-
-    def forward(self, inputs):
-        version = self.layers[0].weight._version
-        if self.training and version != self.seen_version:
-            self.seen_version, self.num_steps = version, self.num_steps + 1
-        return super().forward(inputs) * (1 + self.num_steps / 10)
-
-
-class Planted(Recipe):
-    def model(self, config):
-        return Counts()
-
-
-recipe = Planted()
-"""
-UNSEEDED_DATA = """
-class Unseeded(Samples):
-    def __getitem__(self, index):
-        inputs, label = super().__getitem__(index)
-        return inputs + random.SystemRandom().random(), label
-
-
-class Planted(Recipe):
-    def data(self, config):
-        return Splits(Unseeded(), Samples())
-
-
-recipe = Planted()
-"""
-FAILS = """
-class Failing(Recipe):
-    def loss(self, model, batch):
-        raise ValueError("planted")
-
-
-recipe = Failing()
-"""
+# Else a step is over before anybody could be killed in it.
+SLOW_STEPS = "Recipe.pause_s = 0.005\n"
 
 
 def prepared(folder: Path, *options: str, planted: str = "") -> tuple[list[str], dict[str, str]]:
-    (folder / "planted.py").write_text(RECIPE + planted)
-    (folder / "planted.yaml").write_text(CONFIG)
-    for name in ("temporary", "memory"):
-        (folder / name).mkdir()
-    environment = {"TMPDIR": str(folder / "temporary"), "LOCKSTEP_MEMORY": str(folder / "memory")}
+    environment = plant(folder, CONFIG, SLOW_STEPS + planted) | {"LOCKSTEP_MEMORY": str(folder / "memory")}
+    (folder / "memory").mkdir()
     return [*LOCKSTEP, "chaos", "planted.yaml", *options], environment
 
 

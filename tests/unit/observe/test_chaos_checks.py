@@ -14,6 +14,7 @@ import pytest
 
 from lockstep.events.run_folder import RunFolder
 from lockstep.observe.chaos.checks import check_end, check_evaluations, check_resumes, check_run, check_steps
+from lockstep.observe.chaos.leftovers import Leftovers
 from lockstep.observe.chaos.processes import Marked, open_listeners
 from tests.commands import wait_for
 
@@ -157,3 +158,62 @@ def test_sockets_that_listen_are_seen_and_seen_to_be_gone(family: tuple[Marked, 
     for pid in (child, parent):
         marked.send(pid, signal.SIGKILL)
     wait_for(lambda: not listening & open_listeners(), 10, "they are closed")
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Path:
+    folder = tmp_path / "memory"
+    folder.mkdir()
+    return folder
+
+
+def test_where_nothing_is_left_nothing_is_told(memory: Path) -> None:
+    leftovers = Leftovers(Marked("LOCKSTEP_TEST_MARK", "of nobody"), memory)
+    leftovers.note_listeners()
+    leftovers.await_processes("was killed", farewell_s=0)
+    leftovers.look_into_memory()
+    assert leftovers.check().is_passed
+
+
+def test_a_process_that_is_left_is_told_once_and_killed(family: tuple[Marked, int, int], memory: Path) -> None:
+    marked, parent, child = family
+    leftovers = Leftovers(marked, memory)
+    leftovers.await_processes("was killed", farewell_s=0.1)
+    faults = leftovers.check().faults
+    assert len(faults) == 2
+    for pid in (parent, child):
+        assert any(f"0.1 s after its launcher was killed there was still Process(pid={pid}," in each for each in faults)
+    assert not marked.find()
+    assert leftovers.check().is_passed
+
+
+# Its child, which carries no mark, goes on listening.
+LEAVES_A_LISTENER = """
+import socket, subprocess, sys
+listener = socket.create_server(("127.0.0.1", 0))
+sleeper = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+subprocess.Popen(sleeper, env={}, pass_fds=[listener.fileno()])
+print("listens", flush=True)
+sys.stdin.read(1)
+"""
+
+
+def test_a_port_that_is_left_by_whomever_is_told(memory: Path) -> None:
+    marked = Marked("LOCKSTEP_TEST_MARK", f"of {os.getpid()}")
+    leftovers = Leftovers(marked, memory)
+    command, pipe = [sys.executable, "-c", LEAVES_A_LISTENER], subprocess.PIPE
+    with subprocess.Popen(command, env={**os.environ, **marked.variables}, stdin=pipe, stdout=pipe) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == b"listens\n"
+        leftovers.note_listeners()
+        parent.kill()
+        leftovers.await_processes("was killed", farewell_s=10)
+        assert leftovers.check().faults == ("1 of the sockets that listened still do",)
+    wait_for(lambda: leftovers.check().is_passed, 10, "the child has ended too")
+
+
+def test_shared_memory_that_is_left_is_told(memory: Path) -> None:
+    leftovers = Leftovers(Marked("LOCKSTEP_TEST_MARK", "of nobody"), memory)
+    (memory / "lockstep-agent-x").mkdir()
+    leftovers.look_into_memory()
+    assert leftovers.check().faults == ("shared memory: lockstep-agent-x",)

@@ -16,16 +16,16 @@ from typing import Any, NamedTuple
 from lockstep.config import environment
 from lockstep.events.run_folder import RunFolder
 from lockstep.observe.chaos.checks import Check, audit, check_run, check_saved, num_attempts, num_traced, read_end
-from lockstep.observe.chaos.job import Job, Target, await_none, is_back, is_training, kill_all
+from lockstep.observe.chaos.job import Job, Target, is_back, is_training, kill_all
+from lockstep.observe.chaos.leftovers import Leftovers
 from lockstep.observe.chaos.plan import Attack
-from lockstep.observe.chaos.processes import Marked, open_listeners
+from lockstep.observe.chaos.processes import Marked
 from lockstep.observe.chaos.watch import View, Watch
 from lockstep.supervision.failure import place_in_words
 from lockstep.supervision.pulse import Phase, Reading
 
 _POLL_S = 0.002
 _PATIENCE_S = 20.0  # for a moment that may not come; then the attack is made as it is
-_FAREWELL_S = 30.0  # for what a dead launcher has started to be gone: an import may have to end first
 _STUCK_S = 120.0
 _MOST_RESTARTS = "1000000"
 _LAST_WORDS = 2000  # characters
@@ -101,9 +101,8 @@ class Siege:
         self._last_blow_at = 0.0
         self._was_disturbed = False  # since the launcher's start
         self._down: _Down | None = None
-        self._listeners: set[str] = set()
         self._halts: list[str] = []  # of this round: why it went no further
-        self._leftovers: list[str] = []
+        self._leftovers = Leftovers(self._marked, memory)
         self._reference = RunFolder(folder / "reference")
         self._stuck_s = _STUCK_S
 
@@ -122,7 +121,7 @@ class Siege:
         return rounds
 
     def _make_round(self, run: RunFolder) -> list[Check]:
-        self._halts, self._leftovers = [], []
+        self._halts = []
         self._start(run)
         while not self._halts:
             attack = self._pending[0] if self._pending else None
@@ -215,7 +214,7 @@ class Siege:
         self._watch.doom(self._job)
         if target.name in ("launcher", "everything"):
             self._job.wait()
-            self._see_them_gone("was killed")
+            self._leftovers.await_processes("was killed")
             self._job.remove_folder()
             self._processes = attack.processes
             self._start(run)
@@ -239,9 +238,9 @@ class Siege:
             return True
         if code is None:
             return False
-        self._see_them_gone(f"ended with exit code {code}")
+        self._leftovers.await_processes(f"ended with exit code {code}")
         if code == 0:
-            self._leftovers += [f"shared memory: {path.name}" for path in self._memory.iterdir()]
+            self._leftovers.look_into_memory()
             self._end_of_down("the run was over")
             return True
         words = self._log(run).read_text(errors="replace").rstrip()[-_LAST_WORDS:]
@@ -259,7 +258,7 @@ class Siege:
         assert self._job is not None
         view = self._watch.look(self._job)
         if view.is_new:
-            self._listeners |= self._marked.listening()
+            self._leftovers.note_listeners()
             if self._down is not None:
                 took_s = time.monotonic() - self._down.since
                 self.tally.recovered_s.append(took_s)
@@ -274,11 +273,6 @@ class Siege:
             self._tell(f"{self._down.words}; {how}")
             self._down = None
 
-    def _see_them_gone(self, how: str) -> None:
-        left = await_none(self._marked, _FAREWELL_S)
-        self._leftovers += [f"{_FAREWELL_S:g} s after its launcher {how} there was still {process}" for process in left]
-        kill_all(self._marked)
-
     def _check(self, run: RunFolder) -> list[Check]:
         if self._job is not None and self._job.exit_code() is None:
             self._job.end()
@@ -290,12 +284,8 @@ class Siege:
             *check_run(self._reference, run),
             audit(run, self._marked.variables),
             check_saved(self._reference, run, self._marked.variables),
-            Check("no process, port or shared memory is left", tuple(self._leftovers) + self._open_ports()),
+            self._leftovers.check(),
         ]
-
-    def _open_ports(self) -> tuple[str, ...]:
-        left = self._listeners & open_listeners()
-        return (f"{len(left)} sockets still listen",) if left else ()
 
     def _log(self, run: RunFolder) -> Path:
         return run.path.with_suffix(".log")

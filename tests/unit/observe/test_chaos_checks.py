@@ -11,11 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from lockstep.events.run_folder import RunFolder
-from lockstep.observe.chaos.checks import check_end, check_evaluations, check_resumes, check_run, check_steps
+from lockstep.observe.chaos.checks import (
+    audit,
+    check_end,
+    check_evaluations,
+    check_resumes,
+    check_run,
+    check_saved,
+    check_steps,
+)
 from lockstep.observe.chaos.leftovers import Leftovers
 from lockstep.observe.chaos.processes import Marked, open_listeners
+from lockstep.train.run import Run
+from lockstep.world.world import World
 from tests.commands import wait_for
 
 
@@ -101,6 +114,47 @@ def test_an_attempt_that_did_not_go_on_where_its_state_was_is_seen(
 
 def test_an_evaluation_that_was_lost_is_seen(reference: RunFolder, attacked: Callable[..., RunFolder]) -> None:
     assert not check_evaluations(reference, attacked(history=[{"step": 5}])).is_passed
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A run that was really made: two epochs of three steps."""
+
+    def loss(model: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, int]:
+        inputs, labels = batch
+        return nn.functional.cross_entropy(model(inputs), labels, reduction="sum"), len(labels)
+
+    folder = tmp_path_factory.mktemp("saved") / "run"
+    run = Run(folder, World(), seed=1, sinks=[])
+    model = run.prepare(nn.Linear(4, 3))
+    optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
+    samples = TensorDataset(torch.ones(48, 4), torch.arange(48) % 3)
+    for step in run.steps(run.loader(samples, 16, lanes=4), epochs=2, save_every=2, keep=1):
+        step.accumulate(loss, model)
+        step.update(optimizer)
+    run.finish()
+    return RunFolder(folder)
+
+
+def test_samples_that_no_commit_has_used_are_seen(saved: RunFolder) -> None:
+    text = saved.ledger.read_text()
+    first, *_ = text.splitlines()
+    try:
+        saved.ledger.write_text(text.replace(json.dumps(json.loads(first)["spans"]), "[]"))
+        faults = audit(saved, {}).faults
+    finally:
+        saved.ledger.write_text(text)
+    assert "begins with batch 2: batches 0 to 1 are missing" in faults[-1]
+
+
+def test_an_audit_that_could_not_be_made_is_not_passed(monkeypatch: pytest.MonkeyPatch, saved: RunFolder) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")  # ends without a word
+    assert audit(saved, {}).faults == ("it ended with exit code 1",)
+
+
+def test_another_state_on_the_disk_than_at_the_end_is_seen(saved: RunFolder, reference: RunFolder) -> None:
+    (fault,) = check_saved(reference, saved, {}).faults
+    assert fault.startswith("expected d, found ")
 
 
 SLEEPER = """

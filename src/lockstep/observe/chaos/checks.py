@@ -98,7 +98,7 @@ def audit(attacked: RunFolder, variables: Mapping[str, str]) -> Check:
     """By the real command, with these environment variables besides ours."""
     name = "each sample of each epoch was used exactly once (lockstep ckpt audit)"
     code, text = _ask(["ckpt", "audit", str(attacked.path)], variables)
-    return Check(name) if code == 0 else Check(name, tuple(text.splitlines()))
+    return Check(name) if code == 0 else Check(name, tuple(text.splitlines()) or (f"it ended with exit code {code}",))
 
 
 def check_saved(reference: RunFolder, attacked: RunFolder, variables: Mapping[str, str]) -> Check:

@@ -30,16 +30,18 @@ def why_no_room(folder: Path, num_bytes: int, available: int | None = None) -> s
 
 
 def available_bytes(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """What new processes could take without swapping, on the machine and within our control group; None: not known."""
+    """What new processes could take without swapping, on the machine and within our control groups; None: not known."""
     found = []
     if (machine := _number(proc / "meminfo", r"^MemAvailable: +(\d+) kB$")) is not None:
         found.append(1024 * machine)
     own = re.search(r"^0::/(.*)$", _text(proc / "self" / "cgroup"), re.MULTILINE)
-    group = groups / own[1] if own else groups
-    limit, used = _number(group / "memory.max", r"^(\d+)$"), _number(group / "memory.current", r"^(\d+)$")
-    if limit is not None and used is not None:
-        cached = _number(group / "memory.stat", r"^inactive_file (\d+)$") or 0  # given back on demand
-        found.append(max(0, limit - used + cached))
+    names = Path(own[1]).parts if own else ()
+    for depth in range(len(names) + 1):  # a limit holds for all groups below: a batch system sets it on the job's
+        group = groups.joinpath(*names[:depth])
+        limit, used = _number(group / "memory.max", r"^(\d+)$"), _number(group / "memory.current", r"^(\d+)$")
+        if limit is not None and used is not None:
+            cached = _number(group / "memory.stat", r"^inactive_file (\d+)$") or 0  # given back on demand
+            found.append(max(0, limit - used + cached))
     return min(found, default=None)
 
 

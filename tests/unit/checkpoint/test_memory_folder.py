@@ -143,4 +143,7 @@ def test_the_control_groups_limit_counts(tmp_path: Path) -> None:
     (group / "memory.max").write_text("5000000\n")
     (group / "memory.stat").write_text("anon 1\ninactive_file 500000\n")
     assert available_bytes(tmp_path, tmp_path / "groups") == 2_500_000
+    (group.parent / "memory.current").write_text("3500000\n")
+    (group.parent / "memory.max").write_text("5000000\n")
+    assert available_bytes(tmp_path, tmp_path / "groups") == 1_500_000, "a limit above holds too"
     assert available_bytes(tmp_path / "nowhere", tmp_path / "nowhere") is None

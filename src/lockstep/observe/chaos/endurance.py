@@ -43,8 +43,11 @@ class Verdict:
 
     @property
     def exit_code(self) -> int:
-        is_whole = self.tally.num_kills >= self.kills and all(check.is_passed for each in self.rounds for check in each)
-        return 0 if is_whole else EXIT_FAILED
+        return 0 if self._is_nothing_lost and self.tally.num_kills >= self.kills else EXIT_FAILED
+
+    @property
+    def _is_nothing_lost(self) -> bool:
+        return all(check.is_passed for each in self.rounds for check in each)
 
     def lines(self) -> list[str]:
         tally = self.tally
@@ -61,7 +64,13 @@ class Verdict:
         )
         if tally.gave_up:
             lines.append(f"{_count(len(tally.gave_up), 'launcher')} gave up; the last: {tally.gave_up[-1]}")
-        lines.append(f"nothing was lost: digest {self.digest}" if self.exit_code == 0 else "something was lost")
+        if not self._is_nothing_lost:
+            lines.append("something was lost")
+        elif self.exit_code != 0:
+            made = f"{tally.num_kills} of {self.kills} kills"
+            lines.append(f"nothing was lost, but only {made} could be made: choose a config that runs for longer")
+        else:
+            lines.append(f"nothing was lost: digest {self.digest}")
         return lines
 
     def as_json(self) -> dict[str, Any]:
@@ -93,7 +102,7 @@ class Verdict:
     @property
     def _num_stops(self) -> int:
         """After which the victim was let go on."""
-        return sum(made.is_hit for made in self.tally.made) - self.tally.num_kills
+        return self.tally.num_hits - self.tally.num_kills
 
     def _victims(self) -> Counter[str]:
         return Counter("data worker" if "worker" in made.victim else made.victim for made in self.tally.kills)

@@ -65,6 +65,11 @@ class Tally:
         return [made for made in self.made if made.act != "stop, then let go on" and made.is_hit]
 
     @property
+    def num_hits(self) -> int:
+        """Kills, and stops that killed nobody."""
+        return sum(made.is_hit for made in self.made)
+
+    @property
     def num_kills(self) -> int:
         return len(self.kills)
 
@@ -110,15 +115,25 @@ class Siege:
         """Round after round, until all kills are made; each round's checks. The reference has been made before."""
         self._stuck_s = max(_STUCK_S, 3 * reference_s)
         rounds: list[list[Check]] = []
+        is_possible = True
         try:
-            while not rounds or (self._pending and all(check.is_passed for check in rounds[-1])):
+            while not rounds or (self._pending and is_possible and all(check.is_passed for check in rounds[-1])):
                 self._round += 1
+                num_hits = self.tally.num_hits
                 rounds.append(self._make_round(RunFolder(self._folder / f"round-{self._round}")))
+                if self._pending and self.tally.num_hits == num_hits:
+                    is_possible = self._relax()
         finally:
             if self._job is not None:
                 self._job.end()
             kill_all(self._marked)
         return rounds
+
+    def _relax(self) -> bool:
+        """A whole run had no moment for the next attack: it is made as soon as there are steps. Was it not so yet?"""
+        relaxed = replace(self._pending[0], victim="launcher", moment="step", after_steps=0, delay_s=0.0)
+        was_relaxed, self._pending[0] = self._pending[0] == relaxed, relaxed
+        return not was_relaxed
 
     def _make_round(self, run: RunFolder) -> list[Check]:
         self._halts = []

@@ -29,8 +29,10 @@ class Watch:
         self._moved_at = 0.0
 
     def look(self, job: Job) -> View:
-        pulses = {rank: pulse for rank, pulse in job.pulses().items() if pulse.pid not in self._doomed}
-        sign = (job, {(pulse.pid, pulse.step, pulse.phase) for pulse in pulses.values()})
+        all_pulses = job.pulses()
+        pulses = {rank: pulse for rank, pulse in all_pulses.items() if pulse.pid not in self._doomed}
+        # Of all: a rank does not end with a data worker that was done already.
+        sign = (job, {(pulse.pid, pulse.step, pulse.phase) for pulse in all_pulses.values()})
         if sign != self._last_sign:
             self._last_sign, self._moved_at = sign, time.monotonic()
         attempt = frozenset(pulse.pid for pulse in pulses.values())

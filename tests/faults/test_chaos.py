@@ -139,6 +139,12 @@ def test_what_was_never_promised_is_refused(tmp_path: Path) -> None:
     finished = run([*LOCKSTEP, "chaos", "planted.yaml", "--keep", "."], tmp_path, environment)
     assert (finished.code, finished.out) == (2, "")
     assert "expected a folder that is new or empty" in finished.err
+    finished = run([*LOCKSTEP, "chaos", "planted.yaml", "--keep", "planted.py/kept"], tmp_path, environment)
+    assert (finished.code, finished.out) == (2, "")
+    assert "--keep planted.py/kept cannot be made: Not a directory" in finished.err
+    finished = run([*LOCKSTEP, "chaos", "planted.yaml", "-n", "5"], tmp_path, environment)
+    assert (finished.code, finished.out) == (2, "")
+    assert "5 processes cannot share lanes=4" in finished.err
 
 
 def test_stopped_in_the_middle_it_takes_everything_with_it(tmp_path: Path) -> None:

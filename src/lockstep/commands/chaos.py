@@ -40,6 +40,7 @@ def chaos(
     must make the same steps, use each sample once and end with the same bits, and leave nothing behind. The same seed
     draws the same attacks. Exit code 0: nothing was lost; 3: something was.
     """
+    from lockstep.data.lanes import choose_lanes, share_lanes
     from lockstep.observe.chaos.endurance import Assault
     from lockstep.observe.verification import check_settings
     from lockstep.recipes.registry import load_recipe
@@ -51,6 +52,8 @@ def chaos(
     changes = overrides or []
     _, settings = load_recipe(config, changes)
     check_settings(settings)
+    if settings.batch.global_batch is not None:  # before a run is left alone for nothing
+        share_lanes(choose_lanes(settings.batch.global_batch) if settings.lanes == "auto" else settings.lanes, nproc)
     assault = Assault(kills, seed, nproc, with_data_workers=settings.workers > 0)
     raise typer.Exit(_endure_in(keep, config, changes, assault, as_json))
 

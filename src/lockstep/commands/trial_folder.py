@@ -20,8 +20,12 @@ def trial_folder(keep: Path | None, name: str) -> Iterator[TrialFolder]:
     """The user's, new or empty; else one that is gone afterwards, unless it is to be kept."""
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
         raise UserError(f"--keep {keep}: expected a folder that is new or empty")
-    path = Path(tempfile.mkdtemp(prefix=f"lockstep-{name}-")) if keep is None else keep
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        path = Path(tempfile.mkdtemp(prefix=f"lockstep-{name}-")) if keep is None else keep
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        what = "a folder for temporary files" if keep is None else f"--keep {keep}"
+        raise UserError(f"{what} cannot be made: {error.strerror or error}") from None
     folder = TrialFolder(path, is_kept=keep is not None)
     try:
         yield folder

@@ -148,10 +148,9 @@ def _make_reference(settings: Sequence[str], folder: Path, memory: Path) -> dict
     job = Job(["train", *settings, "--run", str(run.path), "--quiet", "-n", "1"], memory, marked, log)
     try:
         code = job.wait()
-    except BaseException:
+    finally:
         job.end()
-        kill_all(marked)
-        raise
+        kill_all(marked)  # what it leaves is not to be blamed on an attack
     end = read_end(run)
     if code != 0 or end is None or not read_trace(run.trace):
         words = log.read_text(errors="replace").rstrip()[-_MAX_LOG_CHARS:]

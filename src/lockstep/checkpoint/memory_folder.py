@@ -26,6 +26,8 @@ from lockstep.events.run_folder import RunFolder
 _RUN_ID = re.compile(r"[0-9a-f]{16,64}")
 _MAX_AGE_S = 24 * 3600.0  # of what nobody came back to
 _MAX_PATH_BYTES = 4096
+_PATIENCE_S = 1.0  # another run that sweeps holds the lock for a moment
+_PAUSE_S = 0.02
 _LOCK, _RUN = ".lock", ".run"
 
 
@@ -60,7 +62,9 @@ def claim(path: Path, run_folder: Path) -> MemoryFolder:
             path.mkdir(mode=0o700)
         if not _is_ours(path):
             raise Unusable(f"{path} is not a folder that you alone may use")
-        lock = _locked(path)
+        deadline = time.monotonic() + _PATIENCE_S
+        while (lock := _locked(path)) is None and time.monotonic() < deadline:
+            time.sleep(_PAUSE_S)
         if lock is None:
             raise Unusable(f"{path} is in use by another process")
         try:

@@ -79,6 +79,17 @@ def test_one_in_use_is_neither_claimed_nor_swept(memory: Path, tmp_path: Path) -
     assert not path.exists()
 
 
+def test_a_sweep_that_holds_it_for_a_moment_is_waited_for(memory: Path, tmp_path: Path) -> None:
+    path = left_behind(memory, make_run(tmp_path / "run"))
+    moment = HOLD.replace("sys.stdin.read()", "import time; time.sleep(0.2)")
+    command = [sys.executable, "-c", moment, str(path), str(tmp_path / "run")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        claim(path_in(memory, RUN_ID), tmp_path / "run").release()
+    assert (path / "step-3").is_dir()
+
+
 def test_those_that_nobody_comes_back_to_are_swept(memory: Path, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     path = left_behind(memory, run)

@@ -227,6 +227,13 @@ def test_a_killed_data_worker_of_a_plain_script_is_named(tmp_path: Path) -> None
     assert re.search(r"DataLoader worker \(pid\S* \d+\)", seen.err.splitlines()[0])
 
 
+@pytest.mark.slow
+def test_a_rank_that_has_raised_and_does_not_get_to_its_end_has_raised(tmp_path: Path) -> None:
+    seen = hung(tmp_path, PLAIN.replace("sys.exit()", "raise ValueError('planted')"), "exit", 1, 2)
+    assert (seen.code, seen.facts["rank"]) == (3, 1)
+    assert "the cause: ValueError: planted" in seen.err.splitlines()[0]
+
+
 def test_a_hang_is_restarted_once_and_not_again_in_the_same_place(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(LOOP)
     command = [*LOCKSTEP, "run", "-n", "2", "--hang-limit", str(LIMIT_S), "--max-restarts", "3", "script.py"]

@@ -174,11 +174,24 @@ def test_a_second_stop_request_is_immediate(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_rank_that_misses_the_interrupt_is_stopped_all_the_same(tmp_path: Path) -> None:
     deaf = SLEEPER.replace("time.sleep", "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep")
-    with started([*TWO, script(tmp_path, deaf)], tmp_path) as agent:
+    with started([*TWO, "--grace", "4", script(tmp_path, deaf)], tmp_path) as agent:
         wait_for(lambda: len(pids(tmp_path)) == 2, 30, "both ranks started")
         agent.send_signal(signal.SIGINT)
-        agent.communicate(timeout=15)
+        _, err = agent.communicate(timeout=15)
         assert agent.returncode == 75
+        assert "killing them" not in err
+
+
+@pytest.mark.slow
+def test_a_script_that_saves_itself_on_an_interrupt_has_the_grace_period_for_it(tmp_path: Path) -> None:
+    wait = "try:\n    time.sleep(120)\nexcept KeyboardInterrupt:\n    time.sleep(6)\n    pathlib.Path('saved').touch()"
+    saves = SLEEPER.replace("time.sleep(120)", wait)
+    with started([*LOCKSTEP, "run", "-n", "1", script(tmp_path, saves)], tmp_path) as agent:
+        wait_for(lambda: len(pids(tmp_path)) == 1, 30, "the rank started")
+        agent.send_signal(signal.SIGINT)
+        agent.communicate(timeout=30)
+        assert agent.returncode == 75
+    assert (tmp_path / "saved").exists()
 
 
 @pytest.mark.parametrize("waiting_for", ["a machine", "a rank"])
@@ -235,6 +248,7 @@ def test_the_stack_of_any_script_can_be_asked_for(tmp_path: Path) -> None:
     [
         ("raise ValueError('x' * 2_000_000)", "the cause: ValueError: xxx"),
         ("import os; del os.environ['WORLD_SIZE']; raise ValueError('late')", "the cause: ValueError: late"),
+        ("import asyncio; raise asyncio.CancelledError('late')", "the cause: asyncio.exceptions.CancelledError: late"),
         (
             "class Odd(Exception):\n    def __str__(self): raise KeyError\nraise Odd",
             "the cause: Odd: <exception str() failed>",

@@ -6,8 +6,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,7 +30,7 @@ from lockstep.errors import EXIT_STOPPED
 from lockstep.launcher.agent_folder import agent_folder, clear
 from lockstep.launcher.attempt import Attempt
 from lockstep.launcher.plan import Supervision
-from lockstep.launcher.processes import Processes
+from lockstep.launcher.processes import Processes, StartFailed
 from lockstep.launcher.rendezvous import FreshStoreRendezvous
 from lockstep.launcher.restarts import Decision, Restarts
 from lockstep.launcher.store import loopback_interface
@@ -46,7 +46,8 @@ from lockstep.supervision.pulse import COMPILER, LOOP_PHASES
 from lockstep.supervision.watch import Watch
 
 _POLL_INTERVAL_S = 0.1
-_INTERRUPT_GRACE_S = 5.0
+_ONE_REQUEST_S = 0.2  # `timeout`, a scheduler or a wrapper may send the same signal twice
+_LAST_WORDS_S = 5.0  # of the grace period
 
 _STOP_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT") if hasattr(signal, name)]
 
@@ -102,7 +103,8 @@ class _Agent(SimpleElasticAgent):
             self._watch = Watch(supervision.hang_limit_s, files, reading)
 
     def say(self, text: str) -> None:
-        print(f"lockstep: {text}", file=sys.stderr, flush=True)
+        with suppress(OSError, ValueError):  # Ctrl-C ends a `| tee` as well: the ranks are saved all the same
+            print(f"lockstep: {text}", file=sys.stderr, flush=True)
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         try:
@@ -114,8 +116,12 @@ class _Agent(SimpleElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._memory_kills = OutOfMemoryKills()
         clear(self._folder)
-        ranks = self._processes.start([self._variables(worker_group, worker) for worker in worker_group.workers])
         self._attempt = Attempt(self._folder, self._processes, [worker.global_rank for worker in worker_group.workers])
+        try:
+            ranks = self._processes.start([self._variables(worker_group, worker) for worker in worker_group.workers])
+        except StartFailed:
+            self._tell_other_machines()
+            raise
         if self._watch is not None:
             self._watch.begin()
         return {local_rank: rank.pid for local_rank, rank in enumerate(ranks)}
@@ -130,6 +136,10 @@ class _Agent(SimpleElasticAgent):
             return RunResult(WorkerState.FAILED)
         if self._watch is not None:
             hang = self._watch.look(self._attempt.now(ends), self._scene)
+            if hang is not None and any(end.exit_code for end in ends):
+                # It has failed, and said of what; a thread or a handler of its own keeps its process from ending.
+                self._conclude(explain(ends, self._scene()))
+                return RunResult(WorkerState.FAILED)
             if hang is not None and self._end_the_hang(hang):
                 return RunResult(WorkerState.FAILED)
         if any(end.pulse is not None and end.pulse.has_compiler for end in ends):
@@ -159,11 +169,12 @@ class _Agent(SimpleElasticAgent):
             nonlocal is_urgent
             is_urgent = True
 
-        for each in _STOP_SIGNALS:
-            signal.signal(each, hurry)
+        _handle_stop_signals(hurry)
         asked = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM  # a terminal that closes ends nothing else
         for rank in running:
             rank.send(asked)
+        time.sleep(_ONE_REQUEST_S)
+        is_urgent = False
         # Said only now: who reads it may take us at our word at once.
         self.say(f"stopping {len(running)} ranks ({number.name}); once more to kill them at once")
         asked_at = time.monotonic()
@@ -173,8 +184,11 @@ class _Agent(SimpleElasticAgent):
             if waited_s > self._supervision.grace_s:
                 self.say(f"not all ranks have ended within {self._supervision.grace_s:g} s: killing them (--grace)")
                 break
-            if not is_plain and waited_s > _INTERRUPT_GRACE_S:
+            if not is_plain and waited_s > self._supervision.grace_s - min(
+                _LAST_WORDS_S, self._supervision.grace_s / 2
+            ):
                 # Python may lose an interrupt, in an import for one: who did not hear it is asked in plainer words.
+                # Not sooner: a script that saves itself on Ctrl-C would be killed by them.
                 is_plain = True
                 for rank, reading in zip(self._processes.ranks, self._attempt.readings().values(), strict=True):
                     if reading is None or not reading.is_stopping:
@@ -218,7 +232,12 @@ class _Agent(SimpleElasticAgent):
             spec.local_world_size -= 1
             self.say(f"with {spec.local_world_size} processes on this machine: a restart with more did not help")
         self._remaining_restarts = int(decision.goes_on)
-        if not decision.goes_on and isinstance(self._worker_group.spec.rdzv_handler, FreshStoreRendezvous):
+        if not decision.goes_on:
+            self._tell_other_machines()
+
+    def _tell_other_machines(self) -> None:
+        """That this one will not come again."""
+        if isinstance(self._worker_group.spec.rdzv_handler, FreshStoreRendezvous):
             self._worker_group.spec.rdzv_handler.tell_end()
 
     @property
@@ -316,14 +335,19 @@ def _stop_signals_raise() -> Iterator[None]:
     """As the elastic agent expects it; a script that called `launch` gets its own handlers back."""
 
     def stop(number: int, _frame: object) -> NoReturn:
+        _handle_stop_signals(lambda *_: None)  # raised once more, it would end the ranks before they were asked to
         raise SignalException(f"stopped by signal {number}", sigval=signal.Signals(number))
 
     before = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:  # as nohup and shells' background jobs want it
-            signal.signal(number, stop)
+    _handle_stop_signals(stop)
     try:
         yield
     finally:
         for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _handle_stop_signals(handler: Callable[[int, Any], Any]) -> None:
+    for number in _STOP_SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup and shells' background jobs want it
             signal.signal(number, handler)

@@ -19,6 +19,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -112,7 +113,9 @@ class _Ranks:
         for pid in self._running | self._ended:
             _kill_group(pid)
         deadline = time.monotonic() + 1.0  # one that the kernel holds up is left to it
-        while time.monotonic() < deadline and children():
+        while time.monotonic() < deadline and (left := children()):
+            for pid in left:
+                _kill(pid)  # what has left its rank's group came to us when the rank died
             with suppress(ChildProcessError):
                 os.waitpid(-1, os.WNOHANG)
         os._exit(0)
@@ -123,6 +126,8 @@ class _Ranks:
         if pid == 0:
             try:
                 self._become_a_rank(parent, variables)
+            except Exception:  # nobody else would say it
+                traceback.print_exc()
             finally:
                 os._exit(1)
         return pid
@@ -147,6 +152,9 @@ class _Ranks:
         if pid in self._ended:
             os.waitpid(pid, 0)
             self._ended.remove(pid)
+        if not self._running | self._ended:  # an attempt is over, also for what has left its ranks' groups
+            for orphan in children():
+                _kill(orphan)
 
     def _bury_orphans(self) -> None:
         """What a rank has left came to us: [Note: nursery]. Ranks themselves are not touched."""
@@ -173,6 +181,11 @@ def _draw_afresh() -> None:
     """numpy's global stream was seeded when it was imported; ranks that drew the same from it would surprise."""
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def _kill_group(pid: int) -> None:

@@ -13,7 +13,9 @@ from contextlib import suppress
 from typing import Any
 
 from lockstep.config import environment
+from lockstep.errors import LockstepError
 from lockstep.launcher.nursery import COLD, WARM
+from lockstep.supervision.process import state_of
 
 _MOST_AT_ONCE = 2**16
 _PAUSE_S = 0.02
@@ -45,6 +47,10 @@ class RankProcess:
 
 class NurseryLost(Exception):
     """The nursery has ended, and with it all ranks."""
+
+
+class StartFailed(LockstepError):
+    """This machine does not let us start ranks."""
 
 
 class Processes:
@@ -83,17 +89,21 @@ class Processes:
         """A process for each rank, with the given variables besides our own; those before must have ended."""
         for attempt in (1, 2):
             try:
-                self.ranks = []
                 self.prepare()
+                ranks = []
                 for each in variables:
                     self._say({"kind": "start", "environment": environment.snapshot() | dict(each)})
-                    self.ranks.append(RankProcess(self._await_start()))
+                    ranks.append(RankProcess(self._await_start()))
+                self.ranks = ranks  # all or none: who stops us meanwhile meets no half of them
                 self._note_ends()
                 return self.ranks
             except NurseryLost:  # killed while it started them, perhaps: once more with another
                 self._close_nursery()
                 if attempt == 2:
-                    raise
+                    raise StartFailed(
+                        "the ranks cannot be started: the process that they are forked from has ended, twice; "
+                        "what it said stands above, else look for a limit on memory or processes"
+                    ) from None
         raise AssertionError
 
     def import_ahead(self, module: str) -> None:
@@ -176,6 +186,7 @@ class Processes:
             raise NurseryLost
         readable, _, _ = select.select([self._connection], [], [], wait_s)
         if not readable:
+            self._keep_awake()
             return False
         try:
             received = self._connection.recv(_MOST_AT_ONCE)
@@ -193,6 +204,12 @@ class Processes:
                 self._started.append(message["pid"])
         self._note_ends()
         return is_news
+
+    def _keep_awake(self) -> None:
+        """A nursery that was stopped (SIGSTOP) tells of no dead and starts nobody: we would wait for ever."""
+        state = None if self._nursery is None else state_of(self._nursery.pid)
+        if self._nursery is not None and state is not None and state.is_stopped:
+            self._nursery.send_signal(signal.SIGCONT)
 
     def _note_ends(self) -> None:
         for rank in self.ranks:

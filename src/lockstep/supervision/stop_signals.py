@@ -4,7 +4,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 from lockstep.config import environment
@@ -19,7 +19,8 @@ class StopRequested(BaseException):
 
 def raise_when_asked_to_stop() -> None:
     for number in STOP_SIGNALS:
-        signal.signal(number, _raise)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as shells' background jobs want it
+            signal.signal(number, _raise)
 
 
 @contextmanager
@@ -48,7 +49,13 @@ def stops_after_the_step(ask: Callable[[], None]) -> Iterator[None]:
         if not is_supervised:  # else the agent has said it
             give_back()
             name = signal.Signals(number).name
-            print(f"lockstep: stopping after this step ({name}); once more to end at once", file=sys.stderr, flush=True)
+            # It may have interrupted another print, and Ctrl-C ends a `| tee` as well: the step goes on all the same.
+            with suppress(OSError, ValueError, RuntimeError):
+                print(
+                    f"lockstep: stopping after this step ({name}); once more to end at once",
+                    file=sys.stderr,
+                    flush=True,
+                )
 
     for number in usual:
         signal.signal(number, note)

@@ -46,11 +46,14 @@ def main(arguments: list[str]) -> NoReturn:
         code = _exit_code(request)
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
-    except Exception as error:
+    except BaseException as error:  # asyncio's CancelledError is no Exception
         code = 1
-        if files is not None:
-            leave_report(error, files.report)  # the agent prints it, so that the culprit's traceback comes first
-        else:
+        try:
+            if files is not None:
+                leave_report(error, files.report)  # the agent prints it, so that the culprit's traceback comes first
+        except OSError:
+            files = None
+        if files is None:
             print(users_traceback(error), file=sys.stderr, end="")
     _leave(code, files)
 
@@ -88,7 +91,8 @@ def _leave(code: int, files: RankFiles | None) -> NoReturn:
         pulse.enter(pulse.Phase.LEAVING)
     if files is not None:
         # The rest can take seconds. Ranks that still wait for this one fail meanwhile, and are not to blame.
-        files.end.write_text(str(code))
+        with suppress(OSError):
+            files.end.write_text(str(code))
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -109,7 +113,7 @@ def run_target(arguments: list[str]) -> None:
         runpy.run_path(arguments[0], run_name="__main__")
 
 
-def leave_report(error: Exception, path: Path) -> None:
+def leave_report(error: BaseException, path: Path) -> None:
     report = {
         "time": time.time(),
         "error": _shortened("".join(traceback.format_exception_only(error)).rstrip()),
@@ -126,7 +130,7 @@ def leave_report(error: Exception, path: Path) -> None:
     draft.rename(path)
 
 
-def users_traceback(error: Exception) -> str:
+def users_traceback(error: BaseException) -> str:
     """The traceback from the user's first line on: the frames before it only push the cause off the screen."""
     trace = error.__traceback__
     while trace is not None and _is_before_the_users(trace.tb_frame):
@@ -148,10 +152,10 @@ def _shortened(text: str) -> str:
     return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT // 2]}\n…\n{text[-_MAX_TEXT // 2 :]}"
 
 
-_MAX_TEXT = 100_000
+_MAX_TEXT = 40_000  # of each of two; a character may take 12 bytes
 
 
-def _is_communication_failure(error: Exception) -> bool:
+def _is_communication_failure(error: BaseException) -> bool:
     """Is this what a rank raises when *another* rank went away? Torch types such errors for NCCL, not for gloo."""
     names = {kind.__name__ for kind in type(error).__mro__}
     if names & {"DistError", "DistBackendError", "DistNetworkError", "DistStoreError"}:

@@ -192,5 +192,6 @@ def _suffering_in_words(end: RankEnd) -> str:
 
 
 def _first_line(text: str) -> str:
-    line = text.split("\n", 1)[0]
+    # As a variable of the next attempt it can hold neither what no encoding has nor a zero.
+    line = text.split("\n", 1)[0].encode(errors="backslashreplace").decode().replace("\0", "\\0")
     return line if len(line) <= 200 else line[:199] + "…"

@@ -17,5 +17,5 @@ def keep_incident(folder: Path, kind: str, text: str, facts: Mapping[str, Any]) 
     path = next(folder / f"{name}.txt" for name in names if not (folder / f"{name}.txt").exists())
     content = {"kind": kind, "t": time.time(), "text": text, **facts}
     write_whole(path.with_suffix(".json"), json.dumps(content, indent=1, allow_nan=False) + "\n")
-    write_whole(path, text + "\n")
+    write_whole(path, text.encode(errors="backslashreplace").decode() + "\n")  # a message may be in no encoding
     return path

@@ -48,10 +48,10 @@ class ProcessState(NamedTuple):
 def state_of(pid: int) -> ProcessState | None:
     """None, if there is no such process."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
         return None
-    before, _, after = text.rpartition(")")  # its name, in brackets, may contain anything
+    before, _, after = text.rpartition(")")  # its name, in brackets, may contain anything, also half a letter
     name, fields = before.partition("(")[2], after.split()
     cpu_s = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
     ended = int(fields[49]) & 0x7F if len(fields) > 49 else 0
@@ -97,7 +97,7 @@ def signal_name(number: int) -> str:
 
 def _has_tracer(pid: int) -> bool:
     try:
-        return "\nTracerPid:\t0\n" not in Path(f"/proc/{pid}/status").read_text()
+        return "\nTracerPid:\t0\n" not in Path(f"/proc/{pid}/status").read_text(errors="replace")
     except OSError:
         return False
 

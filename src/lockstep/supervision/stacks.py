@@ -92,9 +92,10 @@ def _would_hear(pid: int) -> bool:
     """Has it a handler? The signal would kill a process that has none: one that was started afresh, say."""
     assert ASK_FOR_STACKS is not None
     try:
-        caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")  # a name may end in half a letter
     except OSError:
         return False
+    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
     return caught is not None and bool(int(caught[1], 16) >> (ASK_FOR_STACKS - 1) & 1)
 
 

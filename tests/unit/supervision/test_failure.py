@@ -114,3 +114,9 @@ def test_a_rank_that_was_asked_to_stop_is_not_a_failure() -> None:
     verdict = explain([RankEnd(0, 1, LOST), RankEnd(1, 75)], Scene(2))
     assert (verdict.exit_code, verdict.is_final) == (75, True)
     assert verdict.messages == ["rank 1 was asked to stop before its first step"]
+
+
+def test_a_cause_can_be_told_to_the_next_attempt() -> None:
+    """It becomes a variable of its environment, which holds neither zeros nor what no encoding has."""
+    cause = explain([RankEnd(0, 1, raised("ValueError: \0 \ud800\nmore"))], Scene(1)).cause
+    assert cause == "ValueError: \\0 \\ud800"

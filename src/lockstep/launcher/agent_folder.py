@@ -14,20 +14,30 @@ from lockstep.config import environment
 from lockstep.supervision.rank_files import FOLDER_PREFIX
 
 _LOCK = ".lock"
+_ROOM_BYTES = 16 * 2**20  # for reports and stacks; the rest is pages of some kilobytes
 _BEING_MADE_S = 60.0  # without a lock yet
 
 
 @contextmanager
 def agent_folder() -> Iterator[Path]:
     """In memory, because pages that are written all the time should not lie on a disk; else among temporary files."""
-    memory = environment.memory_folder() or Path(tempfile.gettempdir())
-    sweep(memory)
+    memory = environment.memory_folder()
+    if memory is not None:
+        sweep(memory)
+    if memory is None or not _has_room(memory):
+        memory = Path(tempfile.gettempdir())
+        sweep(memory)
     with (
         tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX, dir=memory) as folder,
         (Path(folder) / _LOCK).open("w") as lock,
     ):
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield Path(folder)
+
+
+def _has_room(memory: Path) -> bool:
+    found = os.statvfs(memory)
+    return found.f_bavail * found.f_frsize >= _ROOM_BYTES
 
 
 def clear(folder: Path) -> None:

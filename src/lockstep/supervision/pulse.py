@@ -107,7 +107,7 @@ class Page:
         file = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             if create:
-                os.ftruncate(file, _SIZE)
+                os.write(file, bytes(_SIZE))  # not a hole: where memory is full, who first touches that dies of SIGBUS
             self._memory = mmap.mmap(file, _SIZE)
         finally:
             os.close(file)

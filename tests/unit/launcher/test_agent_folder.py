@@ -56,3 +56,14 @@ def test_links_are_not_followed(memory: Path, tmp_path_factory: pytest.TempPathF
     os.utime(memory / "lockstep-agent-link", (0, 0), follow_symlinks=False)
     sweep(memory)
     assert (elsewhere / "precious").exists()
+
+
+def test_where_memory_is_full_it_lies_among_temporary_files(
+    memory: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    monkeypatch.setattr("tempfile.tempdir", str(elsewhere))
+    monkeypatch.setattr("lockstep.launcher.agent_folder._ROOM_BYTES", 2**63)
+    with agent_folder() as folder:
+        assert folder.parent == elsewhere
+    assert list(memory.iterdir()) == []

@@ -32,6 +32,13 @@ def test_without_an_agent_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> No
     assert pulse._page is None
 
 
+def test_a_page_has_its_memory_from_the_beginning(tmp_path: Path) -> None:
+    """Where there is none left, a hole would end whoever touches it first: the agent, with all its ranks."""
+    Page(tmp_path / "new.pulse", create=True)
+    with (tmp_path / "new.pulse").open("rb") as file:
+        assert os.lseek(file.fileno(), 0, os.SEEK_HOLE) == 4096
+
+
 def test_step_phase_and_since_when(page: Page) -> None:
     before = time.monotonic()
     pulse.complete_step(41)

@@ -194,7 +194,7 @@ def test_a_rank_that_is_asked_alone_speaks_for_all(tmp_path: Path) -> None:
 
 
 def test_a_signal_to_every_process_of_the_job_is_one_request(tmp_path: Path, undisturbed: str) -> None:
-    """As a scheduler or a container's end has it: agent, nursery, ranks and data workers at once, and the agent twice."""
+    """As a scheduler or a container's end has it: agent (twice), nursery, ranks and data workers."""
     with started(train(tmp_path, 2, save_every=1000, pause_s=0.05, workers=1), tmp_path) as agent:
         wait_for(lambda: step_of(tmp_path) >= 5, 60, "a few steps")
         for process in [*descendants(agent.pid), psutil.Process(agent.pid)]:

@@ -179,14 +179,13 @@ class _Agent(SimpleElasticAgent):
         self.say(f"stopping {len(running)} ranks ({number.name}); once more to kill them at once")
         asked_at = time.monotonic()
         is_plain = number != signal.SIGINT
+        grace_s = self._supervision.grace_s
         while not is_urgent and not self._processes.await_ends(_POLL_INTERVAL_S):
             waited_s = time.monotonic() - asked_at
-            if waited_s > self._supervision.grace_s:
-                self.say(f"not all ranks have ended within {self._supervision.grace_s:g} s: killing them (--grace)")
+            if waited_s > grace_s:
+                self.say(f"not all ranks have ended within {grace_s:g} s: killing them (--grace)")
                 break
-            if not is_plain and waited_s > self._supervision.grace_s - min(
-                _LAST_WORDS_S, self._supervision.grace_s / 2
-            ):
+            if not is_plain and waited_s > grace_s - min(_LAST_WORDS_S, grace_s / 2):
                 # Python may lose an interrupt, in an import for one: who did not hear it is asked in plainer words.
                 # Not sooner: a script that saves itself on Ctrl-C would be killed by them.
                 is_plain = True

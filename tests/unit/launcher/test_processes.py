@@ -1,4 +1,4 @@
-"""The nursery and its ranks, as their agent has them: all started or none, nothing left of them, and never a wait in vain."""
+"""The nursery and its ranks, as their agent has them: all started or none, and nothing left of them."""
 
 import os
 import signal

@@ -1,8 +1,11 @@
 """Whether to start all ranks again after a failure."""
 
+import re
 from typing import NamedTuple
 
 from lockstep.supervision.failure import Verdict
+
+_OF_ONE_PROCESS = re.compile(r"0x[0-9a-f]+|\bpid\S* [\d, ]*\d")  # in a cause: what differs each time
 
 
 class Decision(NamedTuple):
@@ -26,7 +29,7 @@ class Restarts:
         self.is_stuck = step <= self._furthest and self.num_made > 0
         if step > self._furthest:
             self._furthest, self._left = step, self._most
-        here = (step, verdict.cause)
+        here = (step, _OF_ONE_PROCESS.sub("", verdict.cause))
         is_same, self._before = here == self._before, here
         if verdict.is_final or self._most == 0:
             return Decision(False, "")

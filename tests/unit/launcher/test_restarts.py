@@ -57,3 +57,17 @@ def test_it_is_stuck_when_a_restart_came_no_further() -> None:
     assert restarts.is_stuck
     restarts.decide(KILL, step=5)
     assert not restarts.is_stuck
+
+
+def test_the_same_crash_is_the_same_though_processes_and_objects_have_other_numbers() -> None:
+    restarts = Restarts(5)
+    for first, second in (
+        (
+            "DataLoader worker (pid 43) is killed by signal: Killed",
+            "DataLoader worker (pid 61) is killed by signal: Killed",
+        ),
+        ("DataLoader worker (pid(s) 4, 5) exited", "DataLoader worker (pid(s) 70, 712) exited"),
+        ("KeyError: <A object at 0x7f01>", "KeyError: <A object at 0x7fa2>"),
+    ):
+        assert restarts.decide(crash(first), step=7).goes_on
+        assert not restarts.decide(crash(second), step=7).goes_on

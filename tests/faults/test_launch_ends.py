@@ -315,6 +315,7 @@ def test_faults_in_a_config_are_told_at_once_before_any_process_starts(tmp_path:
         (["train", "digits", "recipe=json:loads"], "json:loads is not a recipe"),
         (["train", "digits", "recipe=:x"], "expected digits, gpt or package.module:name"),
         (["train", "digits", "--max-restarts", "2"], "--max-restarts 2 needs -n"),
+        (["train", "digits", "--on-hang", "stop"], "--on-hang stop needs -n"),
         (["train", "digits", "device=mps"], "no MPS device"),
         (["train", "digits", "batch.global=5000"], "larger than the training data set"),
     ],

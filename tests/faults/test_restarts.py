@@ -55,6 +55,9 @@ def main(world):
         step.update(optimizer)
     if world.is_main:
         pathlib.Path("digest").write_text(run.digest())
+    if is_due and order["act"] == "raise at the end":
+        time.sleep(1)
+        raise ValueError("planted")
 
 if __name__ == "__main__":
     order = json.loads(sys.argv[1])
@@ -280,6 +283,14 @@ def test_a_machine_that_gives_up_tells_the_other(tmp_path: Path) -> None:
         told = [agent.communicate(timeout=90)[1] for agent in agents]
         assert [agent.returncode for agent in agents] == [3, 3], told
     assert "in the same way as before, so it would again" in told[1]
+    assert told[0].splitlines()[-1] == "lockstep: machine 1 has ended the job; see there"
+
+
+@pytest.mark.slow
+def test_a_machine_that_is_done_is_not_waited_for(tmp_path: Path) -> None:
+    with two_machines(tmp_path, rank=0, step=0, act="raise at the end") as agents:
+        told = [agent.communicate(timeout=90)[1] for agent in agents]
+        assert [agent.returncode for agent in agents] == [3, 0], told
     assert told[0].splitlines()[-1] == "lockstep: machine 1 has ended the job; see there"
 
 

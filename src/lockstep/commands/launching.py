@@ -112,6 +112,8 @@ def _plan(
             "--master-port": master_port,
             "--rdzv-endpoint": rdzv_endpoint,
             "--max-restarts": max_restarts,
+            "--on-hang": on_hang,
+            "--incidents": incidents,
         }
         for name, value in given.items():
             if value is not None:

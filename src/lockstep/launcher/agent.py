@@ -130,6 +130,7 @@ class _Agent(SimpleElasticAgent):
         self._processes.look(_POLL_INTERVAL_S)
         ends = self._attempt.ends()
         if all(end.exit_code == 0 for end in ends) and not any(rank.is_running for rank in self._processes.ranks):
+            self._tell_other_machines()  # where a rank failed last of all, they would wait for us to restart it
             return RunResult(WorkerState.SUCCEEDED, {end.rank: None for end in ends})
         if any(rank.exit_code for rank in self._processes.ranks):
             self._conclude(explain(self._attempt.await_the_cause(), self._scene()))

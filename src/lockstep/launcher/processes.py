@@ -125,6 +125,7 @@ class Processes:
                     if rank.is_running:
                         rank.kill_group()
                         rank.exit_code = -signal.SIGKILL
+                self._close_nursery()  # whether or not it is quite dead: the next start takes another
                 return
             if is_news or time.monotonic() >= deadline:
                 return

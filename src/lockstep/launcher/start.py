@@ -5,6 +5,7 @@ exit_code = start(plan, ["train.py", "--epochs", "3"])
 """
 
 import sys
+import threading
 from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -20,6 +21,8 @@ def start(plan: LaunchPlan, target: Sequence[str]) -> int:
         raise UserError(
             f"several processes are started on Linux only, and this is {sys.platform}: leave -n (nproc) away"
         )
+    if threading.current_thread() is not threading.main_thread():
+        raise UserError("several processes (nproc) are started from the main thread only, which hears the signals")
     check(plan)
     check_target(target)
     processes = Processes(target, is_warm=plan.supervision.is_warm)

@@ -1,5 +1,6 @@
 """Impossible launches are refused before anything starts."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -62,3 +63,8 @@ def test_elsewhere_than_on_linux_it_is_said(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("lockstep.launcher.start.sys.platform", "darwin")
     with pytest.raises(UserError, match="on Linux only, and this is darwin"):
         start(LaunchPlan(nproc=2), ["script.py"])
+
+
+def test_beside_the_main_thread_it_is_said() -> None:
+    with ThreadPoolExecutor(1) as pool, pytest.raises(UserError, match="from the main thread only"):
+        pool.submit(start, LaunchPlan(2), ["train.py"]).result()

@@ -32,8 +32,8 @@ demo: $(INSTALLED) ## train the digits recipe on two processes and on one, and c
 	@echo "  $(BIN)/lockstep run -n 2 YOUR_SCRIPT.py                          your own script on two processes"
 	@echo "  $(BIN)/lockstep --help"
 
-test: $(INSTALLED) ## the test suite (a few minutes on two cores)
-	@$(BIN)/python -m pytest -m "not slow"
+test: $(INSTALLED) ## the test suite (a quarter of an hour on two cores)
+	@$(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist worksteal
 
 test-slow: $(INSTALLED) ## the long tier
 	@$(BIN)/python -m pytest -m slow

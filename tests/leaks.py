@@ -1,9 +1,13 @@
 """The guard around every test: it fails a test that leaves something behind, names it, and clears it away.
 
-A pytest plugin: conftest.py takes its fixtures for this suite; `-p tests.leaks` gives them to any other.
+A pytest plugin: conftest.py takes its fixtures and hooks for this suite; `-p tests.leaks` gives them to any other.
+
+Where pytest-xdist runs tests side by side, nobody can say whose a new file in shared memory is: there it is looked for
+once, when all tests are over.
 """
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -21,6 +25,8 @@ SHARED_MEMORY = Path("/dev/shm")
 # What ends by itself may take a moment to: threads, processes, the files they hold.
 GRACE_S = 1.0
 _POLL_S = 0.02
+
+_SHARED_BEFORE = pytest.StashKey[frozenset[str]]()
 
 _TOOLS_FOLDERS = frozenset(
     {".git", ".hypothesis", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".venv", "__pycache__"}
@@ -44,14 +50,15 @@ class Surroundings:
     shared_memory: frozenset[str]
 
     @classmethod
-    def now(cls, folders: Iterable[Path]) -> "Surroundings":
+    def now(cls, folders: Iterable[Path], *, is_alone: bool) -> "Surroundings":
+        """`is_alone`: no other worker of the session runs tests meanwhile."""
         return cls(
             processes=frozenset(psutil.Process().children(recursive=True)),
             threads=frozenset(threading.enumerate()),
             environment={name: value for name, value in os.environ.items() if name not in _TOOLS_VARIABLES},
             working_directory=str(Path("/proc/self/cwd").readlink()),  # unlike getcwd, also when it was deleted
             files=frozenset(path for folder in folders for path in _entries(folder)),
-            shared_memory=frozenset(_entries(SHARED_MEMORY)),
+            shared_memory=frozenset(_entries(SHARED_MEMORY) if is_alone else ()),
         )
 
 
@@ -113,14 +120,41 @@ def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     here, root = Path.cwd(), request.config.rootpath
     # Where a test writes that forgot tmp_path, and where lockstep itself writes. No deeper: every test pays for this.
     folders = {here, here / "runs", root, root / "runs"}
-    before = Surroundings.now(folders)
+    is_alone = not hasattr(request.config, "workerinput")
+    before = Surroundings.now(folders, is_alone=is_alone)
     yield
     deadline = time.monotonic() + GRACE_S
-    while (leaks := Leaks.between(before, Surroundings.now(folders))).may_go_away and time.monotonic() < deadline:
+    while True:
+        leaks = Leaks.between(before, Surroundings.now(folders, is_alone=is_alone))
+        if not leaks.may_go_away or time.monotonic() > deadline:
+            break
         time.sleep(_POLL_S)
     if lines := leaks.described():
         leaks.clear(before)
         pytest.fail("the test left behind\n  " + "\n  ".join(lines), pytrace=False)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if _has_workers(session):
+        session.config.stash[_SHARED_BEFORE] = frozenset(_entries(SHARED_MEMORY))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if not _has_workers(session):
+        return
+    deadline = time.monotonic() + GRACE_S
+    while left := frozenset(_entries(SHARED_MEMORY)) - session.config.stash[_SHARED_BEFORE]:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(_POLL_S)
+    if leaks := sorted(path for path in left if not _is_anothers(path)):
+        sys.stderr.write("\n".join(["", "the tests left behind", *(f"  file {path}" for path in leaks), ""]))
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _has_workers(session: pytest.Session) -> bool:
+    """Is this the process that shares out the tests?"""
+    return bool(getattr(session.config.option, "tx", None))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+TEMPORARY = "t"  # in so few letters because a data worker's socket lies there, and its path must not pass 107 bytes
+
 RECIPE = """
 import random
 import time
@@ -101,5 +103,5 @@ def plant(folder: Path, config: str, planted: str = "") -> dict[str, str]:
     """As planted.yaml, for a command that runs there; the environment that keeps its temporary files there too."""
     (folder / "planted.py").write_text(RECIPE + planted)
     (folder / "planted.yaml").write_text(config)
-    (folder / "temporary").mkdir()
-    return {"TMPDIR": str(folder / "temporary")}
+    (folder / TEMPORARY).mkdir()
+    return {"TMPDIR": str(folder / TEMPORARY)}

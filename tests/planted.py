@@ -1,8 +1,10 @@
 """A recipe for the commands that try one out (`lockstep verify`, `lockstep chaos`), and faults to plant in it."""
 
+import tempfile
+import zlib
 from pathlib import Path
 
-TEMPORARY = "t"  # in so few letters because a data worker's socket lies there, and its path must not pass 107 bytes
+_ROOM = tempfile.TemporaryDirectory(prefix="lockstep-test-")
 
 RECIPE = """
 import random
@@ -100,8 +102,16 @@ recipe = Planted()
 
 
 def plant(folder: Path, config: str, planted: str = "") -> dict[str, str]:
-    """As planted.yaml, for a command that runs there; the environment that keeps its temporary files there too."""
+    """As planted.yaml, for a command that runs there; and the environment for it."""
     (folder / "planted.py").write_text(RECIPE + planted)
     (folder / "planted.yaml").write_text(config)
-    (folder / TEMPORARY).mkdir()
-    return {"TMPDIR": str(folder / TEMPORARY)}
+    temporary(folder).mkdir()
+    return {"TMPDIR": str(temporary(folder))}
+
+
+def temporary(folder: Path) -> Path:
+    """Where a command in `folder` keeps its temporary files.
+
+    Not there: a data worker's socket is among them, and its path must not pass 107 bytes.
+    """
+    return Path(_ROOM.name) / f"{zlib.crc32(bytes(folder)):x}"

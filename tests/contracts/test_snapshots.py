@@ -115,7 +115,7 @@ def test_a_run_that_is_stopped_leaves_nothing_in_memory(tmp_path: Path, memory: 
 
 
 def test_a_small_memory_is_said_and_the_disk_is_used(tmp_path: Path, memory: Path, undisturbed: str) -> None:
-    with mounted(memory, "-t", "tmpfs", "-o", "size=600k", "none"):
+    with mounted(memory, "-t", "tmpfs", "-o", "size=560k", "none"):
         finished = run([*RESTARTED, "checkpoint.every=100"], tmp_path, env(memory))
         assert not list(memory.iterdir())
     assert digest_in(finished) == undisturbed

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from tests.commands import LOCKSTEP, descendants, run, started, wait_for
-from tests.planted import COUNTER, FAILS, TEMPORARY, UNSEEDED_DATA, plant
+from tests.planted import COUNTER, FAILS, UNSEEDED_DATA, plant, temporary
 
 # Each verification is six commands.
 TIMEOUT_S = 170
@@ -65,7 +65,7 @@ def prepared(folder: Path, planted: str, *options: str) -> tuple[list[str], dict
 
 def left_behind(folder: Path) -> list[Path]:
     assert not (folder / "runs").exists()
-    return list((folder / TEMPORARY).glob("lockstep-*"))
+    return list(temporary(folder).glob("lockstep-*"))
 
 
 @pytest.mark.slow
@@ -94,9 +94,9 @@ def test_a_recipe_that_keeps_the_promise(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_built_in_recipe(tmp_path: Path) -> None:
-    (tmp_path / TEMPORARY).mkdir()
+    temporary(tmp_path).mkdir()
     command = [*LOCKSTEP, "verify", "digits", "quick=true", "model.width=4", "--steps", "4", "--json"]
-    finished = run(command, tmp_path, {"TMPDIR": str(tmp_path / TEMPORARY)}, timeout_s=TIMEOUT_S)
+    finished = run(command, tmp_path, {"TMPDIR": str(temporary(tmp_path))}, timeout_s=TIMEOUT_S)
     assert finished.code == 0, finished.out + finished.err
     told: dict[str, Any] = json.loads(finished.out)
     assert told["equal"]

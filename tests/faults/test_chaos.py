@@ -12,7 +12,7 @@ import pytest
 
 from lockstep.observe.chaos.plan import draw_plan
 from tests.commands import LOCKSTEP, descendants, is_running, run, started, wait_for
-from tests.planted import COUNTER, FAILS, TEMPORARY, UNSEEDED_DATA, plant
+from tests.planted import COUNTER, FAILS, UNSEEDED_DATA, plant, temporary
 
 CONFIG = """
 recipe: planted:recipe
@@ -93,7 +93,7 @@ def lose(folder: Path, planted: str) -> tuple[str, Path]:
     finished = run(command, folder, environment, timeout_s=160)
     assert finished.code == 3, finished.out + finished.err
     assert "something was lost" in finished.out
-    (kept,) = (folder / TEMPORARY).glob("lockstep-chaos-*")
+    (kept,) = temporary(folder).glob("lockstep-chaos-*")
     assert f"are in {kept}" in finished.out
     assert not list((folder / "memory").iterdir())
     return finished.out, kept
@@ -127,7 +127,7 @@ def test_a_run_that_fails_by_itself_shows_its_own_error_and_nothing_is_left(tmp_
     assert finished.code == 3
     assert "the run that was left alone ended with exit code 3" in finished.err
     assert "ValueError: planted" in finished.err
-    assert not list((tmp_path / TEMPORARY).glob("lockstep-*"))
+    assert not list(temporary(tmp_path).glob("lockstep-*"))
     assert not list((tmp_path / "memory").iterdir())
 
 
@@ -150,15 +150,15 @@ def test_what_was_never_promised_is_refused(tmp_path: Path) -> None:
 def test_stopped_in_the_middle_it_takes_everything_with_it(tmp_path: Path) -> None:
     command, environment = prepared(tmp_path, "--kills", "50")
     with started(command, tmp_path, environment) as process:
-        begun = "temporary/lockstep-chaos-*/round-1/events.jsonl"
-        wait_for(lambda: any(tmp_path.glob(begun)), 90, "the first round has begun")
+        begun = "lockstep-chaos-*/round-1/events.jsonl"
+        wait_for(lambda: any(temporary(tmp_path).glob(begun)), 90, "the first round has begun")
         children = descendants(process.pid)
         assert children
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 75, err
     assert not [child for child in children if is_running(child.pid)]
-    assert not list((tmp_path / TEMPORARY).glob("lockstep-*"))
+    assert not list(temporary(tmp_path).glob("lockstep-*"))
     assert not list((tmp_path / "memory").iterdir())
 
 

@@ -24,6 +24,7 @@ _VIOLENT_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE
 # "(pid 7) is killed by signal" from torch's handler of the signal; "(pid(s) 7, 8) exited unexpectedly" where the rank,
 # waiting for data, looked first.
 _DEAD_DATA_WORKERS = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)")
+_KILLED_DATA_WORKER = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal: Killed")
 _OUT_OF_MEMORY = "machine, or its control group, was out of memory"
 _IN_A_STEP = (Phase.DATA, Phase.COMPUTING, Phase.EXCHANGING, Phase.UPDATING)
 _LOST_CONTACT = 4  # a degree of suspicion, see `_suspicion`
@@ -122,8 +123,15 @@ def explain(ends: Sequence[RankEnd], scene: Scene) -> Verdict:
         words,
         cause.rank,
         tuple(end.rank for end in victims),
-        is_from_outside=cause.exit_code in (-signal.SIGKILL, -signal.SIGTERM) and not scene.out_of_memory,
+        is_from_outside=_was_killed(cause) and not scene.out_of_memory,
     )
+
+
+def _was_killed(end: RankEnd) -> bool:
+    """It, or a data worker of its own. Torch may tell of that only in the error that its error came from."""
+    if end.report is not None:
+        return _KILLED_DATA_WORKER.search(f"{end.report.error}\n{end.report.traceback}") is not None
+    return end.exit_code in (-signal.SIGKILL, -signal.SIGTERM)
 
 
 def only_victims(ends: Sequence[RankEnd]) -> bool:

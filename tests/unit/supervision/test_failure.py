@@ -1,5 +1,6 @@
 """The cause is told from its victims by how each rank ended, not by who was loudest."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,19 @@ def test_a_dead_data_worker_is_named_with_its_sample_however_torch_came_to_know(
     assert "data worker 1, reading sample 21" in text
     assert ("data worker 2, reading sample 22" in text) == ("44" in torch_says)
     assert "data worker 0" not in text
+
+
+def test_a_data_worker_that_was_killed_says_nothing_about_the_next_attempt() -> None:
+    killed = "RuntimeError: DataLoader worker (pid 43) is killed by signal: Killed."
+    raised_later = raised("RuntimeError: DataLoader worker (pid(s) 43) exited unexpectedly")
+    chained = replace(
+        raised_later, traceback=f"{killed}\nThe above exception was the direct cause of …\n{raised_later.error}"
+    )
+    assert explain([RankEnd(0, 1, raised(killed))], Scene(1)).is_from_outside
+    assert explain([RankEnd(0, 1, chained)], Scene(1)).is_from_outside
+    assert not explain([RankEnd(0, 1, chained)], Scene(1, out_of_memory=True)).is_from_outside
+    crashed = "RuntimeError: DataLoader worker (pid 43) is killed by signal: Segmentation fault."
+    assert not explain([RankEnd(0, 1, raised(crashed))], Scene(1)).is_from_outside
 
 
 def test_an_exit_code_without_a_word() -> None:

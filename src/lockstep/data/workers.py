@@ -5,6 +5,7 @@ import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -13,10 +14,13 @@ from torch.utils.data import DataLoader, Dataset
 from lockstep.errors import UserError
 from lockstep.launcher.kinship import die_with_parent
 from lockstep.supervision import pulse
+from lockstep.supervision.process import signal_name
 from lockstep.supervision.stop_signals import STOP_SIGNALS
 from lockstep.world.world import World
 
 WorkerInit: TypeAlias = Callable[[int], None]
+
+_END_WITHIN_S = 1.0  # a process that ends closes its connections first
 
 
 class Fetches(Protocol):
@@ -60,10 +64,24 @@ class Workers:
                 )
             )
             try:
-                yield results
+                yield _answers(results)
             finally:
                 # torch does this when the iterator is collected, but a traceback that is kept would put that off.
                 results._shutdown_workers()  # type: ignore[attr-defined]
+
+
+def _answers(results: Any) -> Iterator[Any]:
+    """What torch's iterator has. A worker that dies while a tensor is taken from it shows as a lost connection only."""
+    try:
+        yield from results
+    except (OSError, EOFError) as error:
+        ended = wait([worker.sentinel for worker in results._workers], timeout=_END_WITHIN_S)
+        dead = next((worker for worker in results._workers if worker.sentinel in ended), None)
+        if dead is None:
+            raise
+        dead.join()
+        how = signal_name(-dead.exitcode) if dead.exitcode < 0 else f"exit code {dead.exitcode}"
+        raise RuntimeError(f"DataLoader worker (pid {dead.pid}) has died ({how})") from error
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,12 @@ _MAX_REPORT_BYTES = 2**20
 _VIOLENT_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 
 # "(pid 7) is killed by signal" from torch's handler of the signal; "(pid(s) 7, 8) exited unexpectedly" where the rank,
-# waiting for data, looked first.
+# waiting for data, looked first; "(pid 7) has died" from a loader of lockstep's.
 _DEAD_DATA_WORKERS = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)")
-_KILLED_DATA_WORKER = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal: Killed")
+# What a plain DataLoader raises where a worker dies while a tensor is taken from it, unless the worker raised it.
+_LOST_CONNECTIONS = ("ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "EOFError")
+_LOADER = "torch/utils/data/dataloader.py"
+_KILLED_DATA_WORKER = re.compile(r"DataLoader worker \(pid \d+\) (is killed by signal: Killed|has died \(SIGKILL\))")
 _OUT_OF_MEMORY = "machine, or its control group, was out of memory"
 _IN_A_STEP = (Phase.DATA, Phase.COMPUTING, Phase.EXCHANGING, Phase.UPDATING)
 _LOST_CONTACT = 4  # a degree of suspicion, see `_suspicion`
@@ -179,7 +182,10 @@ def _cause_in_words(end: RankEnd, scene: Scene) -> str:
 
 def _data_worker_in_words(end: RankEnd, scene: Scene) -> str:
     """Torch names the data workers that died by their process ids alone."""
-    match = _DEAD_DATA_WORKERS.search("" if end.report is None else end.report.error)
+    report = end.report
+    match = _DEAD_DATA_WORKERS.search("" if report is None else report.error)
+    if report is not None and report.error.startswith(_LOST_CONNECTIONS) and _LOADER in report.traceback:
+        return "" if "Caught " in report.error else " (to a data worker, which may have died)"
     if match is None:
         return ""
     dead = {int(pid) for pid in re.findall(r"\d+", match[1])}

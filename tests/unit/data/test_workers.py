@@ -1,6 +1,9 @@
 """Worker processes: they change nothing but the speed, and they end."""
 
 import gc
+import multiprocessing
+import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,6 +15,7 @@ from torch.utils.data import Dataset, TensorDataset
 from lockstep.data.batch import GlobalBatch
 from lockstep.data.evaluation import EvaluationLoader
 from lockstep.data.loader import LaneLoader
+from lockstep.data.workers import _answers
 from lockstep.world.world import World
 from tests.unit.data.test_samples import Augmented, Failing, Many, draw, seed_all
 
@@ -159,3 +163,23 @@ def test_workers_use_one_thread() -> None:
 def test_evaluation_with_workers() -> None:
     here, there = (EvaluationLoader(Augmented(10), 4, World(), workers=workers) for workers in (0, 1))
     assert flat(list(there)) == flat(list(here))  # type: ignore[arg-type]
+
+
+class Lost:
+    """An iterator of torch's whose worker has died while a tensor was taken from it."""
+
+    def __init__(self, exit_code: int) -> None:
+        worker = multiprocessing.get_context("fork").Process(target=os._exit, args=[exit_code])
+        worker.start()
+        self._workers = [worker]
+
+    def __iter__(self) -> Iterator[int]:
+        yield 1
+        raise ConnectionResetError(104, "Connection reset by peer")
+
+
+def test_a_worker_that_dies_in_the_middle_of_an_answer_is_told_as_dead() -> None:
+    answers = _answers(Lost(7))
+    assert next(answers) == 1
+    with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid \d+\) has died \(exit code 7\)"):
+        next(answers)

@@ -50,7 +50,10 @@ def test_a_rank_that_left_early_is_named() -> None:
     assert text.startswith("rank 1 of 2 failed, the cause: it finished early")
 
 
-@pytest.mark.parametrize("torch_says", ["(pid 43) is killed by signal: Killed", "(pid(s) 43, 44) exited unexpectedly"])
+@pytest.mark.parametrize(
+    "torch_says",
+    ["(pid 43) is killed by signal: Killed", "(pid(s) 43, 44) exited unexpectedly", "(pid 43) has died (SIGKILL)"],
+)
 def test_a_dead_data_worker_is_named_with_its_sample_however_torch_came_to_know(torch_says: str) -> None:
     workers = [DataWorker(number, 42 + number, 20 + number, 0.0) for number in range(3)]
     pulse = Reading(7, 7, 3, Phase.DATA, 0.0, None, False, False, {}, workers)
@@ -60,6 +63,17 @@ def test_a_dead_data_worker_is_named_with_its_sample_however_torch_came_to_know(
     assert "data worker 0" not in text
 
 
+def test_a_connection_lost_to_a_data_worker_is_told_as_that() -> None:
+    lost = raised("ConnectionResetError: [Errno 104] Connection reset by peer")
+    in_loader = replace(lost, traceback=f'File "torch/utils/data/dataloader.py", line 1\n{lost.error}')
+    assert "reset by peer (to a data worker, which may have died)" in told([RankEnd(0, 1, in_loader)], 1)
+    assert "data worker" not in told([RankEnd(0, 1, lost)], 1)
+    theirs = replace(
+        in_loader, error="ConnectionResetError: Caught ConnectionResetError in DataLoader worker process 0."
+    )
+    assert "may have died" not in told([RankEnd(0, 1, theirs)], 1)
+
+
 def test_a_data_worker_that_was_killed_says_nothing_about_the_next_attempt() -> None:
     killed = "RuntimeError: DataLoader worker (pid 43) is killed by signal: Killed."
     raised_later = raised("RuntimeError: DataLoader worker (pid(s) 43) exited unexpectedly")
@@ -67,6 +81,9 @@ def test_a_data_worker_that_was_killed_says_nothing_about_the_next_attempt() -> 
         raised_later, traceback=f"{killed}\nThe above exception was the direct cause of …\n{raised_later.error}"
     )
     assert explain([RankEnd(0, 1, raised(killed))], Scene(1)).is_from_outside
+    assert explain(
+        [RankEnd(0, 1, raised("RuntimeError: DataLoader worker (pid 43) has died (SIGKILL)"))], Scene(1)
+    ).is_from_outside
     assert explain([RankEnd(0, 1, chained)], Scene(1)).is_from_outside
     assert not explain([RankEnd(0, 1, chained)], Scene(1, out_of_memory=True)).is_from_outside
     crashed = "RuntimeError: DataLoader worker (pid 43) is killed by signal: Segmentation fault."

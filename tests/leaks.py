@@ -7,6 +7,7 @@ once, when all tests are over.
 """
 
 import os
+import re
 import sys
 import threading
 import time
@@ -58,7 +59,7 @@ class Surroundings:
             environment={name: value for name, value in os.environ.items() if name not in _TOOLS_VARIABLES},
             working_directory=str(Path("/proc/self/cwd").readlink()),  # unlike getcwd, also when it was deleted
             files=frozenset(path for folder in folders for path in _entries(folder)),
-            shared_memory=frozenset(_entries(SHARED_MEMORY) if is_alone else ()),
+            shared_memory=_shared_memory() if is_alone else frozenset(),
         )
 
 
@@ -136,14 +137,14 @@ def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     if _has_workers(session):
-        session.config.stash[_SHARED_BEFORE] = frozenset(_entries(SHARED_MEMORY))
+        session.config.stash[_SHARED_BEFORE] = _shared_memory()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if not _has_workers(session):
         return
     deadline = time.monotonic() + GRACE_S
-    while left := frozenset(_entries(SHARED_MEMORY)) - session.config.stash[_SHARED_BEFORE]:
+    while left := _shared_memory() - session.config.stash[_SHARED_BEFORE]:
         if time.monotonic() > deadline:
             break
         time.sleep(_POLL_S)
@@ -175,6 +176,16 @@ def _entries(folder: Path) -> list[str]:
             ]
     except FileNotFoundError:
         return []
+
+
+def _shared_memory() -> frozenset[str]:
+    """Less what torch makes for a moment to send a tensor, of processes that are gone: killed just then, they leave
+    it, and tests kill many."""
+    return frozenset(
+        path
+        for path in _entries(SHARED_MEMORY)
+        if (made := re.match(r"torch_(\d+)_", Path(path).name)) is None or psutil.pid_exists(int(made[1]))
+    )
 
 
 def _is_leak(process: psutil.Process) -> bool:

@@ -86,7 +86,7 @@ def compare(world: World, place: str, model: str, batch: int, rounds: int, secon
     for variant in variants.values():
         variant.run.finish()
     events = [each for each in read_lines(variants["with"].folder / "ranks" / "0.jsonl") if each.get("in_memory")]
-    costs = [event["stall_s"] + event["cpu_s"] for event in events]
+    costs = [event["stall_s"] + event["write_s"] for event in events]
     return Figures(steps, told, processor_s, costs, events[-1]["num_bytes"] if events else 0)
 
 

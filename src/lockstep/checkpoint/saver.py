@@ -61,7 +61,6 @@ class Outcome(NamedTuple):
     problem: str | None  # also beside a commit, where something after it went wrong
     num_bytes: int
     write_s: float
-    cpu_s: float = 0.0  # of the threads that save: the longest rank's, and what rank 0 alone does
 
 
 class _Written(NamedTuple):
@@ -170,11 +169,10 @@ class Saver:
         retention: Retention,
         after_commit: Callable[[Manifest], None] | None,
     ) -> Outcome:
-        started, started_cpu = time.perf_counter(), time.thread_time()
+        started = time.perf_counter()
         written = self._write(draft)
-        write_cpu_s = time.thread_time() - started_cpu
         offsets = {part: {name: shard.offsets for name, shard in s.shards.items()} for part, s in splits.items()}
-        reports = all_gather_object({**written._asdict(), "offsets": offsets, "cpu_s": write_cpu_s}, group=self._group)
+        reports = all_gather_object({**written._asdict(), "offsets": offsets}, group=self._group)
         if len(reports) != self._world.size:
             # This rank is leaving and has taken the group down: what it alone knows of is not a checkpoint.
             raise CheckpointError("the other ranks cannot be asked any more")
@@ -199,7 +197,6 @@ class Saver:
             "; ".join(dict.fromkeys(problems)) or None,
             num_bytes,
             time.perf_counter() - started,
-            max(report["cpu_s"] for report in reports) + time.thread_time() - started_cpu - write_cpu_s,
         )
         return Outcome(*broadcast_object(list(own), group=self._group))
 

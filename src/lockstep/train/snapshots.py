@@ -5,8 +5,8 @@ machine. The ledger knows nothing of it: it carries what the run has consumed si
 next commit there covers that. So it is of use only as long as that last commit is the newest on the disk.
 
 Rank 0 alone knows when one is due, and asks for it: the request travels with a step, [Note: requests], and all ranks
-take it after the same one. What it cost, the stall of the step and the processor time of the threads that write, says
-when the next one is due.
+take it after the same one. What it cost says when the next one is due: the stall of the step, and all the time that its
+writing took, for the threads that write hold the training up more than by the processor time that they use.
 """
 
 import logging
@@ -185,7 +185,7 @@ class Snapshots:
     def _conclude(self, outcome: Outcome | None) -> None:
         if outcome is None:
             return
-        self._cadence.count(self._stall_s + outcome.cpu_s, self._began_at)
+        self._cadence.count(self._stall_s + outcome.write_s, self._began_at)
         if outcome.problem is not None:
             self._turn_off(outcome.step, f"{outcome.problem} ({megabytes(self._num_bytes or 0)} were to be written)")
             return
@@ -198,7 +198,6 @@ class Snapshots:
                 num_bytes=outcome.num_bytes,
                 stall_s=round(self._stall_s, 4),
                 write_s=round(outcome.write_s, 4),
-                cpu_s=round(outcome.cpu_s, 4),
             )
 
     def _turn_off(self, step: int, reason: str) -> None:

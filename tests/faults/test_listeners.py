@@ -75,9 +75,10 @@ def test_a_script_listens_on_loopback_only(tmp_path: Path, mode: str) -> None:
     several = {"by hand": by_hand, "two agents": two_agents}
     commands = several[mode](free_port()) if mode in several else [(MODES[mode], {})]
     with all_started(commands, tmp_path) as pids:
-        wait_for(lambda: len(list(tmp_path.glob("rank-*.ready"))) == 2, 60, "both ranks in their second step")
+        ready = [tmp_path / f"rank-{rank}.ready" for rank in range(2)]
+        wait_for(lambda: all(each.exists() and each.read_text() for each in ready), 60, "both are in their second step")
         # Of torchrun's own listener we know nothing: only the ranks are ours.
-        ranks = [int(path.read_text()) for path in tmp_path.glob("rank-*.ready")]
+        ranks = [int(each.read_text()) for each in ready]
         found = listening(ranks if mode == "torchrun" else pids)
         assert len(found) >= 2, "each rank's gloo, at least"
         assert set(found) == {"127.0.0.1"}

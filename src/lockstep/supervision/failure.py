@@ -183,9 +183,12 @@ def _cause_in_words(end: RankEnd, scene: Scene) -> str:
 def _data_worker_in_words(end: RankEnd, scene: Scene) -> str:
     """Torch names the data workers that died by their process ids alone."""
     report = end.report
-    match = _DEAD_DATA_WORKERS.search("" if report is None else report.error)
-    if report is not None and report.error.startswith(_LOST_CONNECTIONS) and _LOADER in report.traceback:
-        return "" if "Caught " in report.error else " (to a data worker, which may have died)"
+    if report is None:
+        return ""
+    is_lost = report.error.startswith(_LOST_CONNECTIONS) and "Caught " not in report.error
+    if is_lost and _LOADER in report.traceback:
+        return " (to a data worker, which may have died)"
+    match = _DEAD_DATA_WORKERS.search(report.error)
     if match is None:
         return ""
     dead = {int(pid) for pid in re.findall(r"\d+", match[1])}

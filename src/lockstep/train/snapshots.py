@@ -6,7 +6,7 @@ next commit there covers that. So it is of use only as long as that last commit 
 
 Rank 0 alone knows when one is due, and asks for it: the request travels with a step, [Note: requests], and all ranks
 take it after the same one. What it cost says when the next one is due: the stall of the step, and all the time that its
-writing took, for the threads that write hold the training up more than by the processor time that they use.
+writing took beside the training, which is the most that it can have taken from it.
 """
 
 import logging

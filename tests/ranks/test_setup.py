@@ -142,6 +142,18 @@ def test_set_up_is_logged_by_rank_0_alone() -> None:
     assert ranks(2).run(log_of_joining) == [["Initialized DDP with 2 processes (gloo, cpu)"], []]
 
 
+def rejoin_with_rank_0_late(world: World) -> int:
+    lockstep.barrier()
+    if world.rank == 0:
+        time.sleep(0.5)  # the others leave and find the store of the job that rank 0 has not left yet
+    lockstep.cleanup_distributed()
+    return lockstep.setup_distributed(world.rank, world.size, device="cpu").rank
+
+
+def test_ranks_that_join_again_before_rank_0_has_left_find_its_new_store() -> None:
+    assert ranks(3).run(rejoin_with_rank_0_late) == [0, 1, 2]
+
+
 def test_a_port_that_is_taken_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -9,6 +9,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store  # torch.distributed re-exports these untyped
+from torch.distributed import DistNetworkError
 
 from lockstep.config import environment
 from lockstep.config.environment import Placement
@@ -129,26 +130,38 @@ def _world_joined_before(placement: Placement, device: torch.device, timeout_s: 
 
 
 def _join(placement: Placement, backend: str, timeout_s: float, bound_device: torch.device | None) -> None:
-    deadline = time.monotonic() + timeout_s
     timeout = timedelta(seconds=timeout_s)
-    if placement.store_is_hosted or placement.rank != 0:
-        store = reach_store(placement.master_addr, placement.master_port, timeout, f"rank {placement.rank}")
-    else:
-        # A job of one process need not be found by anybody, so it need not fight over a port either.
-        store = hold_store(placement.master_addr, placement.master_port if placement.world_size > 1 else 0, timeout)
-    # A launcher's store outlives us: without a prefix of its own, a restarted or rejoined job would read the addresses
-    # its predecessor left there.
-    joins = store.add(f"lockstep/{placement.attempt}/joins/{placement.rank}", 1)
-    fresh = PrefixStore(f"lockstep/{placement.attempt}/{joins}", store)
-    _await_everyone(fresh, placement, deadline)
     dist.init_process_group(
         backend,
-        store=fresh,
+        store=_meet(placement, timeout),
         rank=placement.rank,
         world_size=placement.world_size,
         timeout=timeout,
         device_id=bound_device,  # else NCCL guesses a device at the first barrier
     )
+
+
+def _meet(placement: Placement, timeout: timedelta) -> Store:
+    """The store at which every rank of this job has arrived."""
+    deadline = time.monotonic() + timeout.total_seconds()
+    while True:
+        if placement.store_is_hosted or placement.rank != 0:
+            store = reach_store(placement.master_addr, placement.master_port, timeout, f"rank {placement.rank}")
+        else:
+            # A job of one process need not be found by anybody, so it need not fight over a port either.
+            store = hold_store(placement.master_addr, placement.master_port if placement.world_size > 1 else 0, timeout)
+        try:
+            # A launcher's store outlives us: without a prefix of its own, a restarted or rejoined job would read the
+            # addresses its predecessor left there.
+            joins = store.add(f"lockstep/{placement.attempt}/joins/{placement.rank}", 1)
+            fresh = PrefixStore(f"lockstep/{placement.attempt}/{joins}", store)
+            _await_everyone(fresh, placement, deadline)
+            return fresh
+        except DistNetworkError:
+            # Rank 0 holds the store. Whoever leaves a job and joins again faster than rank 0 finds the old one, which
+            # goes while the new one is awaited. A launcher's store goes with the launcher only.
+            if placement.store_is_hosted or time.monotonic() > deadline:
+                raise
 
 
 def _await_everyone(store: Store, placement: Placement, deadline: float) -> None:

@@ -158,9 +158,9 @@ def _meet(placement: Placement, timeout: timedelta) -> Store:
             _await_everyone(fresh, placement, deadline)
             return fresh
         except DistNetworkError:
-            # Rank 0 holds the store. Whoever leaves a job and joins again faster than rank 0 finds the old one, which
+            # Whoever leaves a job and joins again faster than rank 0, which holds the store, finds the old one, which
             # goes while the new one is awaited. A launcher's store goes with the launcher only.
-            if placement.store_is_hosted or time.monotonic() > deadline:
+            if placement.store_is_hosted or placement.rank == 0 or time.monotonic() > deadline:
                 raise
 
 

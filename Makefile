@@ -36,7 +36,7 @@ test: $(INSTALLED) ## the test suite (a quarter of an hour on two cores)
 	@$(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist worksteal
 
 test-slow: $(INSTALLED) ## the long tier
-	@$(BIN)/python -m pytest -m slow
+	@$(BIN)/python -m pytest -m slow --numprocesses 2 --dist worksteal
 
 check: $(INSTALLED) ## format, lint, types
 	@$(BIN)/ruff format --check .

@@ -8,14 +8,15 @@ way there is; a shuffling DataLoader over the samples stands beside it, because 
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
+from loop import LockstepLoop
 from measure import interleave, table
 from torch.utils.data import DataLoader, Dataset
 from workloads import Workload, workload
 
-from lockstep.train.run import Run
 from lockstep.world.world import World
 
 TINY_BATCH = 32
@@ -50,18 +51,8 @@ def hand_written(work: Workload, batches: DataLoader) -> Callable[[], None]:  # 
 
 
 def lockstep(work: Workload, batch: int, lanes: int, steps: int, **options: str) -> Callable[[], None]:
-    run = Run(None, World(), **options)
-    model = run.prepare(work.make_model())
-    optimizer = run.optimizer(model, lambda params: torch.optim.AdamW(params, lr=1e-4))
-    all_steps = iter(run.open_steps(run.loader(work.data, batch, lanes=lanes), steps=10**9))
-
-    def advance() -> None:
-        for _ in range(steps):
-            step = next(all_steps)
-            step.accumulate(work.loss_sum, model)
-            step.update(optimizer)
-
-    return advance
+    loop = LockstepLoop(work, World(), batch, lanes, partial(torch.optim.AdamW, lr=1e-4), **options)
+    return partial(loop.advance, steps)
 
 
 def main() -> None:

@@ -13,25 +13,27 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed as dist
+from loop import LockstepLoop
 from measure import Timing, interleave, table
 from torch.nn.parallel import DistributedDataParallel
 from workloads import Workload, workload
 
 from lockstep.engine.tree_engine import TreeEngine
 from lockstep.testing import ranks
-from lockstep.train.run import Run
 from lockstep.world.world import World
 
+SGD = partial(torch.optim.SGD, lr=1e-3)
 WORKLOADS = {"mlp-9M": 64, "gpt-9M": 16}
 
 
 def hand_written(work: Workload, world: World, batch: int, lanes: int, steps: int) -> Callable[[], None]:
     model = work.make_model()
     replicas = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    optimizer = SGD(model.parameters())
     per_rank, lane_batch = lanes // world.size, batch // lanes
 
     def run() -> None:
@@ -49,48 +51,32 @@ def hand_written(work: Workload, world: World, batch: int, lanes: int, steps: in
     return run
 
 
-def lockstep(
-    work: Workload, world: World, batch: int, lanes: int, steps: int, bucket_mb: float, determinism: str
-) -> tuple[Run, Callable[[], None]]:
-    run = Run(None, world, determinism=determinism, bucket_mb=bucket_mb)  # type: ignore[arg-type]
-    model = run.prepare(work.make_model())
-    optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=1e-3))
-    all_steps = iter(run.open_steps(run.loader(work.data, batch, lanes=lanes), steps=10**9))
-
-    def advance() -> None:
-        for _ in range(steps):
-            step = next(all_steps)
-            step.accumulate(work.loss_sum, model)
-            step.update(optimizer)
-        dist.barrier()
-
-    return run, advance
-
-
 def compare(
     world: World, name: str, batch: int, lanes: int, steps: int, rounds: int, bucket_mb: float
 ) -> tuple[list[Timing], int, int]:
     torch.set_num_threads(1)
     work = workload(name, batch * steps)
-    run, tree = lockstep(work, world, batch, lanes, steps, bucket_mb, "lockstep")
-    fast_run, fast = lockstep(work, world, batch, lanes, steps, bucket_mb, "fast")
+    tree, fast = (
+        LockstepLoop(work, world, batch, lanes, SGD, determinism=determinism, bucket_mb=bucket_mb)
+        for determinism in ("lockstep", "fast")
+    )
     timings = interleave(
         {
             "hand-written DDP": hand_written(work, world, batch, lanes, steps),
             "the same again": hand_written(work, world, batch, lanes, steps),
-            "lockstep": tree,
-            "fast": fast,
+            "lockstep": partial(tree.advance, steps),
+            "fast": partial(fast.advance, steps),
         },
         rounds,
         steps,
     )
-    engine = run._loop.engine
+    engine = tree.run._loop.engine
     assert isinstance(engine, TreeEngine) and engine.channel is not None
     before = engine.channel.bytes_sent
-    tree()
+    tree.advance(steps)
     sent = (engine.channel.bytes_sent - before) // steps
-    run.close()
-    fast_run.close()
+    tree.run.close()
+    fast.run.close()
     return timings, sent, 4 * sum(parameter.numel() for parameter in work.make_model().parameters())
 
 
@@ -102,9 +88,9 @@ def peak_memory(world: World, name: str, batch: int, lanes: int, kind: str) -> i
     if kind == "ddp":
         hand_written(work, world, batch, lanes, 4)()
     else:
-        run, advance = lockstep(work, world, batch, lanes, 4, 4.0, kind)
-        advance()
-        run.close()
+        loop = LockstepLoop(work, world, batch, lanes, SGD, determinism=kind)
+        loop.advance(4)
+        loop.run.close()
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
 
 

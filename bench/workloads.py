@@ -39,12 +39,12 @@ def mlp(inputs: int, width: int, depth: int) -> Callable[[], nn.Module]:
 class GPT(nn.Module):
     """Pre-norm blocks, learned positions, an output layer tied to the embedding; no dropout."""
 
-    def __init__(self, vocabulary: int, width: int, depth: int, length: int) -> None:
+    def __init__(self, vocabulary: int, width: int, depth: int, length: int, heads: int = 5) -> None:
         super().__init__()
         self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
         self.blocks = nn.ModuleList(
             nn.TransformerEncoderLayer(
-                width, nhead=5, dim_feedforward=4 * width, dropout=0.0, batch_first=True, norm_first=True
+                width, nhead=heads, dim_feedforward=4 * width, dropout=0.0, batch_first=True, norm_first=True
             )
             for _ in range(depth)
         )

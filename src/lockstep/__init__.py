@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from lockstep.engine.digest import digest, state_of
     from lockstep.events.trace import first_difference
     from lockstep.train.average import MovingAverage
+    from lockstep.train.batch_search import largest_batch
     from lockstep.train.callbacks import Callback, EarlyStopping, KeepBest
     from lockstep.train.checkpoints import Saving
     from lockstep.train.model_registry import get_model, register_model
@@ -75,6 +76,7 @@ _HOME = {
     "get_world_size": "world.collectives",
     "init_process_group": "world.setup",
     "is_main_process": "world.collectives",
+    "largest_batch": "train.batch_search",
     "launch": "world.launch",
     "load_checkpoint": "checkpoint.exchange",
     "no_sync": "world.collectives",
@@ -119,6 +121,7 @@ __all__ = [
     "get_world_size",
     "init_process_group",
     "is_main_process",
+    "largest_batch",
     "launch",
     "load_checkpoint",
     "no_sync",

@@ -10,6 +10,7 @@ import typer
 
 from lockstep import __version__
 from lockstep.commands import ckpt
+from lockstep.commands.batch import batch
 from lockstep.commands.chaos import chaos
 from lockstep.commands.launching import takes_launch_options
 from lockstep.commands.trial_folder import trial_folder
@@ -40,6 +41,7 @@ app = typer.Typer(
 
 app.add_typer(ckpt.app)
 app.command()(chaos)
+app.command()(batch)
 
 
 @app.callback(invoke_without_command=True)

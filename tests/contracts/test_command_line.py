@@ -45,6 +45,12 @@ def test_verify_says_what_it_does() -> None:
         assert part in text
 
 
+def test_batch_says_what_it_does() -> None:
+    text = help_of("batch")
+    for part in ("-n", "--memory-gb", "--limit-s", "--tries", "--json", "lockstep batch gpt", "Exit code 0"):
+        assert part in text
+
+
 def test_version() -> None:
     finished = subprocess.run(
         [sys.executable, "-m", "lockstep", "--version"], capture_output=True, text=True, check=True

@@ -133,19 +133,27 @@ STOPS = st.lists(st.integers(1, 7), max_size=3, unique=True).map(sorted)
 
 
 SIZES = st.sampled_from([1, 2, 3, 4])
+AUTO = repeat("auto")
 
 
-def interrupted(stops: list[int], sizes: Iterator[int], workers: Iterator[int]) -> Ended:
+def interrupted(
+    stops: list[int], sizes: Iterator[int], workers: Iterator[int], strategies: Iterator[str] = AUTO
+) -> Ended:
     with tempfile.TemporaryDirectory() as folder:
         for stop in [*stops, None]:
-            ended = ranks(next(sizes)).run(train_all, Path(folder, "run"), stop, next(workers))[0]
+            group, parallel = ranks(next(sizes)), next(strategies)
+            ended = group.run(train_all, Path(folder, "run"), stop, next(workers), parallel=parallel)[0]
     return ended
 
 
 @settings(max_examples=20, deadline=None)
-@given(stops=STOPS, sizes=st.lists(SIZES, min_size=4, max_size=4))
-def test_any_stops_on_any_numbers_of_processes(stops: list[int], sizes: list[int]) -> None:
-    ended, whole = interrupted(stops, iter(sizes), repeat(0)), _whole()
+@given(
+    stops=STOPS,
+    sizes=st.lists(SIZES, min_size=4, max_size=4),
+    strategies=st.lists(st.sampled_from(["ddp", "zero"]), min_size=4, max_size=4),
+)
+def test_any_stops_on_any_numbers_of_processes(stops: list[int], sizes: list[int], strategies: list[str]) -> None:
+    ended, whole = interrupted(stops, iter(sizes), repeat(0), iter(strategies)), _whole()
     assert (ended.digest, ended.difficulty) == (whole.digest, whole.difficulty)
 
 

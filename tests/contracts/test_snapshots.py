@@ -75,8 +75,9 @@ def assert_audit_is_clean(folder: Path) -> None:
     assert audit.out.startswith("25 finished epochs: each of 1,437 samples exactly once or dropped")
 
 
-def test_a_killed_rank_loses_little(tmp_path: Path, memory: Path, undisturbed: str) -> None:
-    with started(RESTARTED, tmp_path, env(memory)) as agent:
+@pytest.mark.parametrize("parallel", ["ddp", "zero"])
+def test_a_killed_rank_loses_little(parallel: str, tmp_path: Path, memory: Path, undisturbed: str) -> None:
+    with started([*RESTARTED, f"parallel={parallel}"], tmp_path, env(memory)) as agent:
         wait_for(lambda: newest(memory) > 0, 60, "there is a snapshot")
         known = newest(memory)
         os.kill(ranks(memory)[1], signal.SIGKILL)

@@ -12,7 +12,8 @@ from tests.commands import LOCKSTEP, descendants, run, started, wait_for
 from tests.planted import COUNTER, FAILS, UNSEEDED_DATA, plant, temporary
 
 # Each verification is six commands.
-TIMEOUT_S = 170
+TIMEOUT_S = 400  # four whole runs, on a machine that may be busy
+pytestmark = pytest.mark.timeout(TIMEOUT_S + 20)
 
 CONFIG = """
 recipe: planted:recipe

@@ -236,7 +236,11 @@ CLAIMS: dict[str, tuple[Forge, str]] = {
     "a piece in a list": (setting(*ROWS, "pieces", to=[{**PIECE, "file": []}]), "in no known file"),
     "a piece outside": (setting(*ROWS, "pieces", to=[{**PIECE, "offsets": [1, 0]}]), "do not make a tensor"),
     "a piece below zero": (setting(*ROWS, "pieces", to=[{**PIECE, "offsets": [-1, 0]}]), "has the size -1"),
-    "a piece of other dimensions": (setting(*ROWS, "pieces", to=[{**PIECE, "offsets": [0]}]), "of other dimensions"),
+    "a piece of other dimensions": (
+        setting(*ROWS, "pieces", to=[{**PIECE, "offsets": [0] * 3}]),
+        "of other dimensions",
+    ),
+    "a piece as a stretch": (setting(*ROWS, "pieces", to=[{**PIECE, "offsets": [0]}]), "lacks its piece"),
     "the same piece twice": (setting(*ROWS, to={"shape": [8, 2], "pieces": [PIECE, PIECE]}), "do not make a tensor"),
     "a whole of 2^50 elements": (setting(*ROWS, "shape", to=[2**49, 2]), "do not make a tensor"),
     "a whole of 2^60 elements": (setting(*ROWS, "shape", to=[2**30, 2**30]), "elements for"),

@@ -4,11 +4,13 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.commands import LOCKSTEP, run
+from tests.contracts import test_mesh, test_zero
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -68,15 +70,18 @@ rank = os.environ.get("RANK", "0")
 if "nccl" in sys.argv:
     os.environ |= {"NCCL_HOSTID": f"host{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
 import torch, lockstep
-from tests.contracts import test_whole_step, workloads
+from tests.contracts import test_whole_step, test_zero, workloads
 
 def main(world):
+    strategy = {"parallel": sys.argv[3]}
     for name in sys.argv[1].split(","):
         if name in workloads.WORKLOADS:
-            trained = workloads.train(world, name, 5, {"global_batch": 32, "lanes": 8}, clip_norm=0.1)
+            trained = workloads.train(world, name, 5, {"global_batch": 32, "lanes": 8}, clip_norm=0.1, **strategy)
+        elif name in test_zero.OPTIMIZERS:
+            trained = test_zero.train_wide(world, name, **strategy)
         else:
             options, around = test_whole_step.CASES[name.replace("-", " ")]
-            trained = test_whole_step.train(world, options, **around)
+            trained = test_whole_step.train(world, options | strategy, **around)
         sys.stdout.write(f"{name} {trained.digest}\\n")
 
 if __name__ == "__main__":
@@ -84,17 +89,85 @@ if __name__ == "__main__":
 """
 
 
+MESH = """
+import json, os, sys
+from pathlib import Path
+rank = os.environ.get("RANK", "0")
+os.environ |= {"NCCL_HOSTID": f"host{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+import lockstep
+from tests.contracts import mesh_workloads, test_mesh
+
+def main(world):
+    name, folder, stop = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]) or None
+    options = test_mesh.MESHES[name][1] if name in test_mesh.MESHES else {}
+    tied = {"tied": options.pop("tied", True)}
+    if stop is not None:
+        trained = mesh_workloads.train_gpt(world, folder, stop, steps=len(test_mesh.MESHES) + 1, **options)
+        numbers = trained.losses
+    else:
+        trained = mesh_workloads.train_gpt(world, **tied, **options)
+        if "fsdp" in options:
+            options["fsdp"] = {**options["fsdp"], "wrap": (), "min_parameters": 20}
+        names = [] if "tensor_plan" in options else list(mesh_workloads.SMALL)
+        small = [losses for losses, _ in test_mesh.train_many(world, names, **options)]
+        numbers = [trained.losses, trained.norms, [each["loss"] for each in trained.metrics], small]
+    sys.stdout.write(json.dumps([trained.began_with, trained.digest, numbers]) + "\\n")
+
+if __name__ == "__main__":
+    lockstep.launch(main, backend="nccl")
+"""
+
+
+def train_on_a_mesh(name: str, tmp_path: Path, stop: int = 0) -> tuple[str, str, Any]:
+    (tmp_path / "script.py").write_text(MESH)
+    size = test_mesh.MESHES[name][0] if name in test_mesh.MESHES else 1
+    command = [*LOCKSTEP, "run", "-n", str(size), "script.py", name, str(tmp_path / "run"), str(stop)]
+    finished = run(command, tmp_path)
+    assert finished.code == 0, finished.err
+    reports = [json.loads(line) for line in finished.out.splitlines() if line.startswith("[")]
+    assert len(reports) == size
+    assert all(report[:2] == reports[0][:2] for report in reports)
+    return tuple(reports[0])
+
+
+@pytest.mark.timeout(600)
+def test_a_mesh_over_nccl_trains_as_one_process_does(tmp_path: Path) -> None:
+    """In double precision; sums over ranks differ in their last bits. What is not tied is at least trained."""
+    alone = train_on_a_mesh("one process", tmp_path)[2]
+    for name in test_mesh.MESHES:
+        ours = train_on_a_mesh(name, tmp_path)[2]
+        for kind, (values, expected) in enumerate(zip(ours, alone, strict=True)):
+            for one, other in zip(values, expected, strict=False):  # of the small models there may be none
+                assert name not in test_mesh.TIED or one == pytest.approx(other, rel=1e-9), (name, kind)
+
+
+@pytest.mark.timeout(600)
+def test_a_run_goes_on_under_any_mesh_over_nccl(tmp_path: Path) -> None:
+    before = None
+    for number, name in enumerate(("one process", *test_mesh.TIED), start=1):
+        began_with, digest, _ = train_on_a_mesh(name, tmp_path, number)
+        assert before in (None, began_with), name
+        before = digest
+
+
 def test_the_same_bits_on_one_process_and_on_several_that_share_a_gpu(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(BITS)
     names = ["mlp", "conv", "gpt", "gan", "awkward", "passes", "terms"]  # cuDNN's LSTM is not deterministic
     names += ["bf16", "fp16", "everything", "everything-in-fp16"]
     reports = {}
-    for size, backend in ((1, "nccl"), (2, "nccl"), (3, "nccl"), (4, "nccl"), (2, "gloo")):
-        finished = run([*LOCKSTEP, "run", "-n", str(size), "script.py", ",".join(names), backend], tmp_path)
+    names += [name for name in test_zero.OPTIMIZERS if " " not in name]
+    for size, backend, parallel in (
+        *((1, "nccl", "single"), (2, "nccl", "ddp"), (3, "nccl", "ddp"), (4, "nccl", "ddp"), (2, "gloo", "ddp")),
+        *((2, "nccl", "zero"), (3, "nccl", "zero"), (4, "nccl", "zero"), (2, "gloo", "zero")),
+    ):
+        command = [*LOCKSTEP, "run", "-n", str(size), "script.py", ",".join(names), backend, parallel]
+        finished = run(command, tmp_path)
         assert finished.code == 0, finished.err
-        reports[size, backend] = sorted(line for line in finished.out.splitlines() if line.split()[0] in names)
-    for (size, _), lines in reports.items():
-        assert sorted(set(lines)) == reports[1, "nccl"], reports
+        reports[size, backend, parallel] = sorted(
+            line for line in finished.out.splitlines() if line.split()[0] in names
+        )
+    for (size, _, _), lines in reports.items():
+        assert sorted(set(lines)) == reports[1, "nccl", "single"], reports
         assert len(lines) == size * len(names)
 
 

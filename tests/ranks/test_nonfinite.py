@@ -107,9 +107,9 @@ def test_a_loss_that_is_not_finite_is_named_by_step_lane_and_rank(num_ranks: int
     assert "on_nonfinite=skip" in text
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 4])
-def test_a_gradient_that_is_not_finite_is_named_too_although_every_loss_is(num_ranks: int) -> None:
-    for seen, text in ranks(num_ranks).run(train, "gradient"):
+@pytest.mark.parametrize(("num_ranks", "parallel"), [(1, "auto"), (2, "ddp"), (4, "ddp"), (2, "zero"), (4, "zero")])
+def test_a_gradient_that_is_not_finite_is_named_too_although_every_loss_is(num_ranks: int, parallel: str) -> None:
+    for seen, text in ranks(num_ranks).run(train, "gradient", parallel=parallel):
         assert [entry[0] for entry in seen] == [1]
         rank = LANE * num_ranks // 4
         assert f"step {STEP}: the gradient is not finite in lane {LANE} (rank {rank}), there of gate" in text
@@ -134,6 +134,7 @@ def test_in_a_loop_of_ones_own_the_parameter_is_named() -> None:
 @pytest.mark.parametrize("kind", ["nan", "gradient"])
 def test_a_skipped_step_changes_nothing_but_the_batch_number(kind: str) -> None:
     alone, *others = (ranks(number).run(train, kind, on_nonfinite="skip") for number in (1, 2, 4))
+    others.append(ranks(4).run(train, kind, on_nonfinite="skip", parallel="zero"))
     seen, text = alone[0]
     assert text == ""
     assert all(result == alone[0] for results in others for result in results)
@@ -148,6 +149,7 @@ def test_a_skipped_step_changes_nothing_but_the_batch_number(kind: str) -> None:
 
 def test_an_overflow_on_one_rank_is_skipped_by_all_and_halves_the_scale() -> None:
     alone, *others = (ranks(number).run(train, "overflow", precision="fp16") for number in (1, 2, 4))
+    others.append(ranks(4).run(train, "overflow", precision="fp16", parallel="zero"))
     seen, text = alone[0]
     assert text == ""
     assert all(result == alone[0] for results in others for result in results)

@@ -92,9 +92,10 @@ def train(
     data: Dataset[Any] | None = None,
     make_optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
     stop_after: int | None = None,
+    **options: Any,
 ) -> str | None:
     """The digest, or None where it was stopped, or the ranks parted."""
-    run = Run(folder, world, seed=3, trace=True, sinks=[])
+    run = Run(folder, world, seed=3, trace=True, sinks=[], **options)
     run.stop_after = stop_after
     model = run.prepare(make_model())
     optimizer = run.optimizer(model, lambda params: make_optimizer(params, lr=0.1, momentum=0.9))
@@ -119,6 +120,8 @@ def test_a_trace_is_the_same_text_on_any_number_of_ranks_and_through_a_resume(tm
     for number in (1, 2, 3):
         assert ranks(number).run(train, str(tmp_path / str(number)))[0] is not None
         texts.add(trace_of(tmp_path / str(number)).read_text())
+    ranks(3).run(train, str(tmp_path / "zero"), parallel="zero")
+    texts.add(trace_of(tmp_path / "zero").read_text())
     assert ranks(2).run(train, str(tmp_path / "resumed"), stop_after=STOP_AFTER) == [None, None]
     ranks(1).run(train, str(tmp_path / "resumed"))
     texts.add(trace_of(tmp_path / "resumed").read_text())

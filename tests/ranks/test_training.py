@@ -58,7 +58,7 @@ def train_without_ddp(world: World, folder: str) -> None:
 
 
 def test_use_ddp_false_is_for_one_process(tmp_path: Path) -> None:
-    with pytest.raises(RanksFailed, match="use_ddp=false means one process, but 2 were started"):
+    with pytest.raises(RanksFailed, match=r"parallel=dp \(or use_ddp=false\) is for one process, but 2 were started"):
         ranks(2).run(train_without_ddp, str(tmp_path / "a"))
     train_without_ddp(World(), str(tmp_path / "b"))
 

@@ -11,6 +11,7 @@ BUFFERS = ".buffers"  # after a model's name: those of its buffers that its stat
 KEPT = "kept."  # before the name of what else the run keeps; not part of the digest
 OPTIMIZER = "optimizer"  # what optimizers' names begin with
 AVERAGE = "average"  # what averages' names begin with
+COMPRESSION = "compression"  # what compressed gradients left out, and the like; not part of the digest
 LOADER = "loader"  # the position of a data stream; not part of the digest either
 
 
@@ -20,7 +21,7 @@ def state_in(values: Mapping[str, Any]) -> dict[str, Tensor]:
     for part, value in values.items():
         if part.startswith(OPTIMIZER):
             state |= flattened(part, value["state"])
-        elif part != LOADER and not part.startswith(KEPT):
+        elif part not in (LOADER, COMPRESSION) and not part.startswith(KEPT):
             prefix = part.removesuffix(BUFFERS)
             state |= {f"{prefix}/{name}": tensor for name, tensor in value.items() if isinstance(tensor, Tensor)}
     return state

@@ -187,7 +187,8 @@ def _sharded_tensor(name: str, shard: Any, files: Mapping[str, Any]) -> ShardedT
         file = piece.get("file") if isinstance(piece, dict) else None
         _require(isinstance(file, str) and file in files, f"has a piece of {name} in no known file")
         offsets = _sizes(name, piece.get("offsets"))
-        _require(len(offsets) == len(shape), f"has a piece of {name} of other dimensions")
+        # One offset: a stretch of the flattened tensor.
+        _require(len(offsets) in (1, len(shape)), f"has a piece of {name} of other dimensions")
         pieces.append(Piece(piece["file"], offsets))
     return ShardedTensor(shape, tuple(pieces))
 

@@ -21,11 +21,16 @@ def _whole(name: str, tensor: ShardedTensor, files: Mapping[str, Mapping[str, Te
     # As many elements, all inside, none twice: then nothing is missing. The first two are looked at before the whole
     # is made, so that its memory is bounded by what was read.
     fits = sum(content.numel() for _, content in pieces) == prod(tensor.shape) and pieces
-    inside = all(side.stop <= size for box in boxes for side, size in zip(box, tensor.shape, strict=True))
+    # Pieces with a single offset are stretches of the flattened tensor.
+    is_flat = all(len(piece.offsets) == 1 for piece, _ in pieces)
+    shape = (prod(tensor.shape),) if is_flat else tensor.shape
+    inside = all(len(box) == len(shape) for box in boxes) and all(
+        side.stop <= size for box in boxes for side, size in zip(box, shape, strict=True)
+    )
     if not fits or not inside:
         raise ValueError(problem)
-    whole = torch.empty(tensor.shape, dtype=pieces[0][1].dtype)
-    is_filled = torch.zeros(tensor.shape, dtype=torch.bool)
+    whole = torch.empty(shape, dtype=pieces[0][1].dtype)
+    is_filled = torch.zeros(shape, dtype=torch.bool)
     for box, (_, content) in zip(boxes, pieces, strict=True):
         if content.dtype != whole.dtype:
             raise ValueError(f"the pieces of {one_line(name)} are of different types")
@@ -33,7 +38,7 @@ def _whole(name: str, tensor: ShardedTensor, files: Mapping[str, Mapping[str, Te
             raise ValueError(problem)
         whole[box] = content
         is_filled[box] = True
-    return whole
+    return whole.view(tensor.shape)
 
 
 def _content(name: str, piece: Piece, files: Mapping[str, Mapping[str, Tensor]]) -> Tensor:

@@ -236,11 +236,17 @@ def best_checkpoint(checkpoints: Path) -> Path | None:
 
 
 def load_weights(checkpoint: Path, name: str = "model") -> dict[str, Tensor]:
-    """The tensors of one of a checkpoint's files, after comparing it with the manifest's hash."""
+    """The tensors of one of a checkpoint's parts, whole, after comparing its files with the manifest's hashes."""
     manifest, file_name = read_manifest(checkpoint), f"{name}.safetensors"
-    if file_name not in manifest.files:
+    sharded = manifest.shards.get(name, {})
+    wanted = {file_name} | {piece.file for tensor in sharded.values() for piece in tensor.pieces}
+    files = {each: read_file(checkpoint, each, manifest.files[each]) for each in wanted & manifest.files.keys()}
+    if not files:
         raise CheckpointError(f"{checkpoint}: has no {file_name}, but {', '.join(manifest.files)}")
-    return read_file(checkpoint, file_name, manifest.files[file_name])
+    try:
+        return files.get(file_name, {}) | assemble(sharded, files)
+    except ValueError as error:
+        raise CheckpointError(f"{checkpoint}: {MANIFEST}: {error}") from None
 
 
 def _found(folder: Path) -> Iterator[int]:

@@ -221,6 +221,13 @@ class AverageConfig(Frozen):
     warmup: Flag = True  # begins with less, so that the first weights fade quickly
 
 
+class ActivationCheckpointingConfig(Frozen):
+    """Modules whose activations are computed again in the backward pass; changes no bit."""
+
+    every: Count = 1  # of them, so-many-th
+    classes: tuple[str, ...] = ()  # by name; the model's repeated blocks if there is none
+
+
 class GoalConfig(Frozen):
     """A metric, and which way is better."""
 
@@ -247,6 +254,23 @@ class CheckpointConfig(Frozen):
         return _require_time(value)
 
 
+class MeshConfig(Frozen):
+    """Processes along each axis of a mesh; of data and shard, the one that is left out is filled up."""
+
+    data: Count | None = None  # groups, each with all of the model between them
+    shard: Count | None = None  # processes that share out every parameter
+    tensor: Count | None = None  # processes that share out the work of single layers, as tensor_plan says
+
+
+class FsdpConfig(Frozen):
+    """How parallel: fsdp, or a mesh, cuts a model up."""
+
+    wrap: tuple[str, ...] = ()  # classes of modules that are gathered on their own; else by size:
+    min_parameters: Positive = 1e6  # and more
+    cpu_offload: Flag = False  # what is not being computed with stays in main memory
+    reshard_after_forward: Flag = True  # false: gathered once a step instead of twice, for more memory
+
+
 class WandbConfig(Frozen):
     """Weights & Biases. What is not said here is W&B's to decide: its own variables (WANDB_PROJECT …), its defaults."""
 
@@ -267,19 +291,50 @@ class LogConfig(Frozen):
     wandb: WandbConfig | None = None
 
 
+def _read_compression(value: Any) -> Any:
+    return {"kind": value} if isinstance(value, str) else value
+
+
+class CompressionConfig(Frozen):
+    """How gradients travel, in fast mode; all but `kind` is PowerSGD's."""
+
+    kind: Literal["none", "fp16", "bf16", "powersgd"] = "none"
+    rank: Count = 1
+    start_after: DurationField = Duration.parse("10 steps")  # until then they go uncompressed
+    min_compression_rate: Positive = 2.0  # where it would be less, too
+    warm_start: Flag = True  # go on from the last approximation
+    error_feedback: Flag = True  # add what one gradient's left out to the next
+
+    @field_validator("rank", "start_after", "min_compression_rate", "warm_start", "error_feedback")
+    @classmethod
+    def _has_an_effect(cls, value: Any, info: ValidationInfo) -> Any:
+        kind = info.data.get("kind", "powersgd")
+        if kind != "powersgd" and value != cls.model_fields[str(info.field_name)].default:
+            raise PydanticCustomError("powersgd", "is powersgd's, and compression.kind is {kind}", {"kind": kind})
+        return value
+
+
+CompressionField = Annotated[CompressionConfig, BeforeValidator(_read_compression)]
+"""A kind's name, or a mapping with its settings."""
+
+
 class Config(Frozen):
     """A training run. Recipes and users subclass it, and narrow `model` and `data` to Frozen classes of their own."""
 
     # Those that change no bit: a run may go on with others than it had. A subclass may name more.
     free_on_resume: ClassVar[frozenset[str]] = frozenset(
         {
+            "activation_checkpointing",
             "bucket_mb",
             "checkpoint",
             "ddp_backend",
             "find_unused_parameters",
+            "fsdp",
             "lanes_per_rank",
             "log",
             "log_every",
+            "parallel",
+            "tensor_plan",
             "timeout_s",
             "trace",
             "workers",
@@ -308,14 +363,19 @@ class Config(Frozen):
     buffers: dict[str, Literal["mean", "first", "max"]] = Field(default_factory=dict)  # by name pattern
     clip_norm: Positive | None = None
     bucket_mb: Positive = 4.0  # of gradients that travel together; changes no bit
+    compression: CompressionField = CompressionConfig()  # how gradients travel; fast mode only
+    parallel: Literal["auto", "single", "dp", "ddp", "zero", "fsdp"] | MeshConfig = "auto"  # over processes
+    fsdp: FsdpConfig = FsdpConfig()
+    tensor_plan: dict[str, str] = Field(default_factory=dict)  # by module name pattern: column, row, sequence …
     find_unused_parameters: Flag = False  # fast mode only; lockstep mode needs no telling
+    activation_checkpointing: ActivationCheckpointingConfig | None = None  # less memory for more time
     trace: Flag = False  # write every step's digests down, to see where two runs part
     optim: OptimConfig = OptimConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     average: AverageConfig | None = None
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     threads: Annotated[Count, Field(le=1024)] = 1  # per process; never derived from the number of processes
-    use_ddp: Flag = True
+    use_ddp: Flag = True  # false: parallel=dp
     ddp_backend: Literal["auto", "nccl", "gloo"] = "auto"
     timeout_s: Positive = 600.0
     log_every: Count = 10  # steps

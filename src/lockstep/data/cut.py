@@ -52,6 +52,11 @@ class Cut:
         return self.num_full if self.tail == "drop" else -(-self.length // self.global_batch)
 
     @property
+    def has_empty_lanes(self) -> bool:
+        """In an epoch's last batch."""
+        return self.tail == "short" and 0 < self.length % self.global_batch < self.num_lanes
+
+    @property
     def num_full(self) -> int:
         return self.length // self.global_batch
 

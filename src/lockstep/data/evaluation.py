@@ -1,6 +1,7 @@
 """The evaluation loader: every sample exactly once, in chunks whose shapes do not depend on the number of ranks."""
 
-from collections.abc import Generator, Iterator
+import copy
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +31,7 @@ class EvaluationBatch(NamedTuple):
     chunk: int  # counts from 0 over all ranks
     data: Any  # collated, on the device
     size: int
+    counts: bool = True  # else another rank's is counted, and this one was only to be run
 
 
 class Share(Subset[Any]):
@@ -67,7 +69,21 @@ class EvaluationLoader:
         self._workers = Workers(workers)
         self._source = open_source(dataset, collate, _SEED, in_process=workers == 0)
         self.num_chunks = -(-self._length // batch)  # of all ranks
-        self._chunks = share(self.num_chunks, world)
+        self._chunks: Sequence[int] = share(self.num_chunks, world)
+        self._num_counted = len(self._chunks)  # the first of them
+
+    def equally(self, world: World, *, counts: bool = True) -> "EvaluationLoader":
+        """The same with equally many chunks on every rank: some are run again, and do not count once more.
+
+        `counts=False`: none does, because another rank of the same place counts them.
+        """
+        loader = copy.copy(self)
+        own = share(self.num_chunks, world)
+        most = -(-self.num_chunks // world.size)
+        again = own[-1] if own else 0
+        loader._chunks = [*own, *[again] * (most - len(own))]
+        loader._num_counted = len(own) if counts else 0
+        return loader
 
     def __len__(self) -> int:
         """Chunks of this rank."""
@@ -80,8 +96,9 @@ class EvaluationLoader:
         if not self._chunks:
             return
         with self._workers.fetched(self._source, self._requests(), _CHUNKS_AHEAD, self._world) as results:
-            for chunk in self._chunks:
-                yield EvaluationBatch(chunk, next(results), len(self._positions(chunk)))
+            for number, chunk in enumerate(self._chunks):
+                counts = number < self._num_counted
+                yield EvaluationBatch(chunk, next(results), len(self._positions(chunk)), counts)
 
     def _requests(self) -> Iterator[LaneRequest]:
         for chunk in self._chunks:

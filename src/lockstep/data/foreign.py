@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from itertools import count
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
@@ -21,6 +21,8 @@ from lockstep.errors import UserError
 from lockstep.world.world import World
 
 logger = logging.getLogger("lockstep")
+
+Uneven = Literal["cut", "join"]
 
 _END = object()
 
@@ -41,12 +43,16 @@ def rebuild(
     lanes: int | Literal["auto"] = "auto",
     tail: Tail | None = None,
     lanes_per_rank: Sequence[int] | None = None,
+    uneven: Uneven = "cut",
 ) -> "Loader":
     """A DataLoader as a lane loader of the same data set, collate function, workers and tail.
 
     Its batch size is the global batch, or with a distributed sampler that of each of the sampler's replicas. One with a
-    sampler or batch sampler that lockstep does not know is used as it is, by a `ForeignLoader`.
+    sampler or batch sampler that lockstep does not know is used as it is, by a `ForeignLoader`; `uneven` is for those
+    alone, because of others every sample is used once anyway, or what is dropped is said by `tail`.
     """
+    if uneven not in get_args(Uneven):
+        raise UserError(f"uneven={uneven!r}: expected {' or '.join(get_args(Uneven))}")
     tail = ("drop" if loader.drop_last else "short") if tail is None else tail
     collate, batch_size = given_collate(loader), loader.batch_size
     if isinstance(loader.dataset, IterableDataset) and batch_size is not None:
@@ -64,7 +70,7 @@ def rebuild(
         )
     reading = _reading(loader)
     if reading is None or batch_size is None:
-        return ForeignLoader(loader, world)
+        return ForeignLoader(loader, world, uneven=uneven)
     return LaneLoader(
         loader.dataset,
         batch_size * reading.num_replicas if global_batch is None else global_batch,
@@ -102,11 +108,15 @@ class ForeignLoader:
 
     `batches(start)` begins at epoch `start // len(loader)` and throws away what comes before `start` in it; without a
     length, all epochs before. Sizes are guesses: the length of a batch's first tensor, times the ranks.
+
+    Ranks may have different numbers of batches. `uneven="cut"` ends every epoch with the rank that has the fewest;
+    `uneven="join"` with the one that has the most: the others then take part without samples.
     """
 
     exact = False
 
-    def __init__(self, loader: DataLoader[Any], world: World) -> None:
+    def __init__(self, loader: DataLoader[Any], world: World, *, uneven: Uneven = "cut") -> None:
+        self.joins = uneven == "join"
         self.dataset = loader.dataset
         self.lanes = Lanes(world.size, tuple(range(rank, rank + 1) for rank in range(world.size)))
         self.global_batch = None if loader.batch_size is None else loader.batch_size * world.size
@@ -152,16 +162,16 @@ class ForeignLoader:
                 if number == stop:
                     return
                 if number >= start:
-                    size = _num_rows(data)
+                    size = 0 if data is None else _num_rows(data)
                     lane = LaneBatch(self._world.rank, data, size, None)
-                    yield GlobalBatch(number, epoch, size * self._world.size, (lane,))
+                    yield GlobalBatch(number, epoch, self._global_size(size), (lane,))
                 number += 1
             if number == first:
                 raise UserError(f"epoch {epoch} of the DataLoader gave no batch")
             epoch += 1
 
     def _epoch(self, epoch: int) -> Iterator[Any]:
-        """One epoch's batches, equally many on all ranks."""
+        """One epoch's batches, equally many on all ranks; None where this one has no more and others have."""
         for sampler in (self._loader.batch_sampler, self._loader.sampler):
             if (set_epoch := getattr(sampler, "set_epoch", None)) is not None:
                 set_epoch(epoch)
@@ -170,23 +180,34 @@ class ForeignLoader:
             data = next(iterator, _END)
             has_data = data is not _END
             if self._length is None:
-                has_data = bool(agreed(int(has_data), "min", self._world))
+                has_data = bool(agreed(int(has_data), self._whose, self._world))
+            elif self.joins:
+                has_data = True  # somewhere
             elif not has_data and self._world.size > 1:
                 raise UserError(
                     f"the DataLoader promised {self._length} batches and gave {number}: the ranks would come apart"
                 )
             if not has_data:
                 return
-            yield data
+            yield None if data is _END else data
+
+    def _global_size(self, own: int) -> int:
+        return agreed(own, "sum", self._world) if self.joins else own * self._world.size
+
+    @property
+    def _whose(self) -> Literal["min", "max"]:
+        """Batches end an epoch."""
+        return "max" if self.joins else "min"
 
     def _agreed_length(self) -> int | None:
-        """The fewest batches that any rank's DataLoader has; None if one does not know."""
+        """The fewest batches that any rank's DataLoader has, or the most; None if one does not know."""
         try:
             own = len(self._loader)
         except (TypeError, NotImplementedError):
             own = -1
-        length = agreed(own, "min", self._world)
-        return None if length < 0 else length
+        if agreed(own, "min", self._world) < 0:
+            return None
+        return agreed(own, self._whose, self._world)
 
 
 Loader = LaneLoader | IterableLaneLoader | ForeignLoader

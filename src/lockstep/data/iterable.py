@@ -20,7 +20,7 @@ from lockstep.data.read_ahead import read_ahead
 from lockstep.data.reading import Reading
 from lockstep.data.streams import LaneReader, LaneStreams, Place, Reader, State, States
 from lockstep.errors import UserError
-from lockstep.world.collectives import Operation, all_reduce
+from lockstep.world.collectives import Operation, all_reduce, get_world_size
 from lockstep.world.world import World
 
 
@@ -58,7 +58,7 @@ class IterableLaneLoader:
         check_tail(tail)
         if tail == "pad":
             raise UserError("tail='pad' needs a data set with a length: use 'drop' or 'short' with an iterable one")
-        how = Reading(**reading)
+        how = Reading.read(reading)
         num_lanes = choose_lanes(global_batch) if lanes == "auto" else lanes
         self.lanes = share_lanes(num_lanes, world.size, lanes_per_rank)
         check_batch(global_batch, num_lanes)
@@ -77,6 +77,10 @@ class IterableLaneLoader:
 
     def __len__(self) -> int:
         raise TypeError("an iterable data set has no length: count steps instead of epochs")
+
+    @property
+    def may_leave_lanes_empty(self) -> bool:
+        return self.tail != "drop"  # streams end when they end
 
     def batches(
         self,
@@ -167,7 +171,9 @@ def agreed(own: int, how: Operation, world: World) -> int:
     if world.size == 1:
         return own
     device = world.device if world.backend == "nccl" else torch.device("cpu")
-    return int(all_reduce(torch.tensor([own], device=device), how))
+    total = int(all_reduce(torch.tensor([own], device=device), how))
+    # Of ranks that read the same samples each has been counted.
+    return total // max(get_world_size() // world.size, 1) if how == "sum" else total
 
 
 def merge_states(states: Sequence[State]) -> State:

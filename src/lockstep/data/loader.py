@@ -69,7 +69,7 @@ class LaneLoader:
         lanes_per_rank: Sequence[int] | None = None,
         **reading: Any,
     ) -> None:
-        how = Reading(**reading)
+        how = Reading.read(reading)
         num_lanes = choose_lanes(global_batch) if lanes == "auto" else lanes
         self.lanes = share_lanes(num_lanes, world.size, lanes_per_rank)
         self.dataset = dataset
@@ -88,6 +88,10 @@ class LaneLoader:
     def __len__(self) -> int:
         """Batches in an epoch."""
         return len(self._cut)
+
+    @property
+    def may_leave_lanes_empty(self) -> bool:
+        return self._cut.has_empty_lanes
 
     def batches(self, start: int = 0, stop: int | None = None) -> Iterator[GlobalBatch]:
         """The batches numbered `start` to `stop`, over all epochs; endless without a `stop`."""

@@ -1,6 +1,9 @@
 """How a loader gets at its samples: by whom, how far ahead, and how they become a batch. Not which."""
 
-from dataclasses import dataclass
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Self
 
 from lockstep.data.samples import Collate
 from lockstep.data.workers import WorkerInit, Workers
@@ -19,6 +22,17 @@ class Reading:
     def __post_init__(self) -> None:
         if self.prefetch < 1:
             raise UserError(f"prefetch={self.prefetch}: expected 1 or more global batches")
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> Self:
+        """From a loader's keyword arguments; one that there is not is an error that names the nearest."""
+        names = [each.name for each in fields(cls)]
+        for name in given:
+            if name not in names:
+                nearest = difflib.get_close_matches(name, names, n=1)
+                hint = f"; did you mean {nearest[0]}?" if nearest else ""
+                raise UserError(f"a loader has no option {name}{hint}")
+        return cls(**given)
 
     @property
     def processes(self) -> Workers:

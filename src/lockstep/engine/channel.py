@@ -70,6 +70,8 @@ class Channel:
         """Send and receive at once; returns when all is there (on CUDA: in stream order). Nothing empty is sent."""
         sends = [message for message in sends if message.tensor.numel()]
         receives = [message for message in receives if message.tensor.numel()]
+        if not sends and not receives:
+            return
         self.bytes_sent += sum(message.tensor.nbytes for message in sends)
         works: list[dist.Work | None] = []
         if self._on_cuda:

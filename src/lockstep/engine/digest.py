@@ -5,7 +5,7 @@ It does not depend on the order of dictionaries, on the device or on the number 
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,12 +58,13 @@ def flattened(prefix: str, owners: Mapping[str, Mapping[str, Any]]) -> dict[str,
     }
 
 
-def tensor_digests(state: State) -> dict[str, str]:
-    """The sha256 of each tensor: its type, its shape and its bytes."""
-    return {name: _digest_tensor(state[name]) for name in sorted(state)}
+def tensor_digests(state: State | Iterable[tuple[str, Tensor]]) -> dict[str, str]:
+    """The sha256 of each tensor: its type, its shape and its bytes. One at a time may be there."""
+    tensors = state.items() if isinstance(state, Mapping) else state
+    return dict(sorted((name, _digest_tensor(tensor)) for name, tensor in tensors))
 
 
-def digest(state: State) -> str:
+def digest(state: State | Iterable[tuple[str, Tensor]]) -> str:
     """One sha256 over all of them, in hex."""
     whole = hashlib.sha256()
     for name, tensor_digest in tensor_digests(state).items():

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import _engine_run_backward
 from torch.nn import Parameter
 
+from lockstep.engine.reduced import Reduced, WholeGradients
 from lockstep.engine.table import Terms
 from lockstep.errors import UserError
 
@@ -45,13 +46,35 @@ class LanePass(Protocol):
 
 
 class Engine(Protocol):
+    can_replay: bool  # may a rank run lanes of its own once more, for itself?
+
     def start_pass(self, parameters: Sequence[Parameter], *, divide_late: bool = False) -> LanePass:
         """`divide_late`: the losses have the size that their gradients need, and divided by a count would lose it."""
+        ...
+
+    def reduced(self, parameters: Sequence[Parameter]) -> Reduced:
+        """What an update of these is to see of their gradients, after `finish`."""
+        ...
+
+    def after_update(self, parameters: Sequence[Parameter]) -> None:
+        """An update of these was made, on this rank as far as it has them."""
         ...
 
     def close(self, *, abandon: bool = False) -> None:
         """`abandon`: the loop was left in the middle, perhaps by a failure; do not wait for other ranks."""
         ...
+
+
+class WholeParameters:
+    """Of engines that leave every rank with all gradients, so that all ranks make the same update."""
+
+    can_replay = True
+
+    def reduced(self, parameters: Sequence[Parameter]) -> Reduced:
+        return WholeGradients(parameters)
+
+    def after_update(self, parameters: Sequence[Parameter]) -> None:
+        pass
 
 
 class BackwardPasses:

@@ -1,11 +1,11 @@
 """Sums between ranks, added up along the tree [Note: tree], in place.
 
-Both algorithms scatter the sums (each rank adds up a part of the buffer) and then gather them. Where a buffer is cut
-does not matter to the bits, because each element is added by itself.
+A sum is scattered (each rank adds up a part of the buffer) and then gathered. Where a buffer is cut does not matter to
+the bits, because each element is added by itself: so a caller may cut it where it likes, and do something with its own
+part in between.
 """
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Protocol
 
 from torch import Tensor
@@ -17,49 +17,90 @@ from lockstep.engine.tree import TreeSum, cover
 Finish = Callable[[Tensor, int], None]
 """What is done to each element once it is summed: given a part of the buffer, and where in the buffer it begins."""
 
+Cuts = Sequence[int]
+"""Where a buffer is cut into a part for each rank: from 0 to its length, a number more than there are ranks."""
+
 
 class Exchange(Protocol):
-    def sum(self, parts: Sequence[Tensor], finish: Finish) -> Tensor:
-        """Sum over all ranks. `parts` are this rank's tree nodes, flat and equally long; the result is in the first."""
+    num_ranks: int
+    place: int  # of this rank's part, among all parts of a buffer
+
+    def scatter(self, parts: Sequence[Tensor], cuts: Cuts) -> None:
+        """Sum over all ranks. `parts` are this rank's tree nodes, flat and equally long; in the first of them, this
+        rank's own part of the buffer becomes the sum, and the rest is spoilt."""
         ...
+
+    def gather(self, flat: Tensor, cuts: Cuts) -> None:
+        """Every rank's own part of the buffer becomes everybody's."""
+        ...
+
+
+def place_of(rank: int, num_ranks: int) -> int:
+    """Of the part of a buffer that a rank adds up: where halving leads to, its number with the bits reversed. It is so
+    for all exchanges between 2^k ranks, so that what a rank has does not depend on how lanes are shared out."""
+    num_bits = (num_ranks - 1).bit_length()
+    if 1 << num_bits != num_ranks:
+        return rank
+    return sum((rank >> bit & 1) << (num_bits - 1 - bit) for bit in range(num_bits))
+
+
+def own_part(exchange: Exchange, cuts: Cuts) -> slice:
+    return slice(cuts[exchange.place], cuts[exchange.place + 1])
+
+
+def even_cuts(length: int, num_ranks: int) -> list[int]:
+    return [length * place // num_ranks for place in range(num_ranks + 1)]
+
+
+def sum_everywhere(exchange: Exchange, parts: Sequence[Tensor], finish: Finish) -> Tensor:
+    """The sum over all ranks of this rank's tree nodes, on every rank; it is in the first of them."""
+    cuts = even_cuts(parts[0].numel(), exchange.num_ranks)
+    own = own_part(exchange, cuts)
+    exchange.scatter(parts, cuts)
+    finish(parts[0][own], own.start)
+    exchange.gather(parts[0], cuts)
+    return parts[0]
 
 
 class RecursiveHalving:
     """For 2^k ranks with equally many lanes each: a ring's bytes, in k steps there and k back.
 
     Step d exchanges with the rank whose subtree is the sibling of ours, so the additions are the tree's own. Each keeps
-    a half of what it had, and the way back doubles it again.
+    a half of the parts that it had, and the way back doubles them again.
     """
 
     def __init__(self, channel: Channel, rank: int, num_ranks: int) -> None:
+        self.num_ranks = num_ranks
         self._channel = channel
         self._rank = rank
-        self._num_ranks = num_ranks
+        self.place = place_of(rank, num_ranks)
+        self._halves = self._halved()
 
-    def sum(self, parts: Sequence[Tensor], finish: Finish) -> Tensor:
+    def scatter(self, parts: Sequence[Tensor], cuts: Cuts) -> None:
         (flat,) = parts
-        segments = [(0, flat.numel())]
+        longest = max((_length(kept, cuts) for kept, _, _ in self._halves[1:]), default=0)
+        received = self._channel.scratch(flat, longest)
+        for kept, given, peer in self._halves[1:]:
+            incoming = received[: _length(kept, cuts)]
+            self._channel.exchange([Message(peer, flat[_between(given, cuts)])], [Message(peer, incoming)])
+            flat[_between(kept, cuts)].add_(incoming)
+
+    def gather(self, flat: Tensor, cuts: Cuts) -> None:
+        for kept, given, peer in reversed(self._halves[1:]):
+            self._channel.exchange(
+                [Message(peer, flat[_between(kept, cuts)])], [Message(peer, flat[_between(given, cuts)])]
+            )
+
+    def _halved(self) -> list[tuple[range, range, int]]:
+        """Step by step: the places that this rank keeps, those that it gives away, and to whom."""
+        steps = [(range(self.num_ranks), range(0), self._rank)]
         distance = 1
-        received = self._channel.scratch(flat, (flat.numel() + 1) // 2)
-        while distance < self._num_ranks:
-            (start, stop), peer = segments[-1], self._rank ^ distance
-            middle = (start + stop) // 2
-            kept, given = ((start, middle), (middle, stop)) if self._rank < peer else ((middle, stop), (start, middle))
-            incoming = received[: kept[1] - kept[0]]
-            self._channel.exchange([Message(peer, flat[slice(*given)])], [Message(peer, incoming)])
-            flat[slice(*kept)].add_(incoming)
-            segments.append(kept)
+        while distance < self.num_ranks:
+            places, peer = steps[-1][0], self._rank ^ distance
+            lower, upper = places[: len(places) // 2], places[len(places) // 2 :]
+            steps.append((lower, upper, peer) if self._rank < peer else (upper, lower, peer))
             distance *= 2
-        own = segments.pop()
-        finish(flat[slice(*own)], own[0])
-        while distance > 1:
-            distance //= 2
-            start, stop = segments.pop()
-            missing = (own[1], stop) if own[0] == start else (start, own[0])
-            peer = self._rank ^ distance
-            self._channel.exchange([Message(peer, flat[slice(*own)])], [Message(peer, flat[slice(*missing)])])
-            own = (start, stop)
-        return flat
+        return steps
 
 
 class AlignedNodes:
@@ -70,40 +111,44 @@ class AlignedNodes:
     """
 
     def __init__(self, channel: Channel, rank: int, lanes: Lanes) -> None:
+        self._nodes = [cover(share) for share in lanes.shares]
+        self.num_ranks = len(self._nodes)
+        self.place = place_of(rank, self.num_ranks)
         self._channel = channel
         self._rank = rank
-        self._nodes = [cover(share) for share in lanes.shares]
+        self._others = [other for other in range(self.num_ranks) if other != rank]
 
-    def sum(self, parts: Sequence[Tensor], finish: Finish) -> Tensor:
-        num_ranks = len(self._nodes)
-        length = parts[0].numel()
-        bounds = [length * rank // num_ranks for rank in range(num_ranks + 1)]
-        slices = [slice(start, stop) for start, stop in pairwise(bounds)]
-        others = [rank for rank in range(num_ranks) if rank != self._rank]
+    def scatter(self, parts: Sequence[Tensor], cuts: Cuts) -> None:
+        slices = self._slices(cuts)
         mine = slices[self._rank]
-
-        num_received = sum(len(self._nodes[rank]) for rank in others)
+        num_received = sum(len(self._nodes[rank]) for rank in self._others)
         own_length = mine.stop - mine.start
         scratch = iter(self._channel.scratch(parts[0], num_received * own_length).view(num_received, own_length))
-        received = {rank: [next(scratch) for _ in self._nodes[rank]] for rank in others}
+        received = {rank: [next(scratch) for _ in self._nodes[rank]] for rank in self._others}
         self._channel.exchange(
-            [Message(rank, part[slices[rank]]) for rank in others for part in parts],
-            [Message(rank, part) for rank in others for part in received[rank]],
+            [Message(rank, part[slices[rank]]) for rank in self._others for part in parts],
+            [Message(rank, part) for rank in self._others for part in received[rank]],
         )
         received[self._rank] = [part[mine] for part in parts]
         sums: TreeSum[Tensor] = TreeSum(Tensor.add_)
         for rank, nodes in enumerate(self._nodes):
             for node, part in zip(nodes, received[rank], strict=True):
                 sums.push(node, part)
-        total = sums.total()
-        finish(total, mine.start)
-        result = parts[0]
-        if total.data_ptr() != result[mine].data_ptr():
-            result[mine].copy_(total)
+        total, result = sums.total(), parts[0][mine]
+        if total.data_ptr() != result.data_ptr():
+            result.copy_(total)
+
+    def gather(self, flat: Tensor, cuts: Cuts) -> None:
+        slices = self._slices(cuts)
+        mine = flat[slices[self._rank]]
         self._channel.exchange(
-            [Message(rank, result[mine]) for rank in others], [Message(rank, result[slices[rank]]) for rank in others]
+            [Message(rank, mine) for rank in self._others], [Message(rank, flat[slices[rank]]) for rank in self._others]
         )
-        return result
+
+    def _slices(self, cuts: Cuts) -> list[slice]:
+        """Each rank's part of a buffer."""
+        places = [place_of(rank, self.num_ranks) for rank in range(self.num_ranks)]
+        return [slice(cuts[place], cuts[place + 1]) for place in places]
 
 
 def choose_exchange(channel: Channel, rank: int, lanes: Lanes) -> Exchange:
@@ -112,3 +157,11 @@ def choose_exchange(channel: Channel, rank: int, lanes: Lanes) -> Exchange:
     if is_power_of_two and len({len(share) for share in lanes.shares}) == 1:
         return RecursiveHalving(channel, rank, num_ranks)
     return AlignedNodes(channel, rank, lanes)
+
+
+def _between(places: range, cuts: Cuts) -> slice:
+    return slice(cuts[places.start], cuts[places.stop])
+
+
+def _length(places: range, cuts: Cuts) -> int:
+    return cuts[places.stop] - cuts[places.start]

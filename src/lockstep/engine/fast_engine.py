@@ -13,64 +13,110 @@ lane, and as many gradient buffers. In the last lane one backward pass of all te
 other ranks' counts before it begins.
 """
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import Parameter
-from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.data.lanes import Lanes
-from lockstep.engine.engine import BackwardPasses, all_parameters, inputs_for, run_backward
-from lockstep.engine.gradients import Gradients, add_gradients, scale_gradients
+from lockstep.engine.compression import Compressor, Correction
+from lockstep.engine.engine import BackwardPasses, WholeParameters, all_parameters, inputs_for, run_backward
+from lockstep.engine.gradients import Gradients, add_gradients
 from lockstep.engine.requests import Requests
+from lockstep.engine.scaling import scale_gradients
 from lockstep.engine.table import LaneTable, Terms
 from lockstep.errors import UserError
 from lockstep.world.collectives import broadcast
 from lockstep.world.world import World
 
-_PRECISE = (torch.float32, torch.float64, torch.complex64, torch.complex128)
+logger = logging.getLogger("lockstep")
+
+_MOST_NAMED = 5
 
 
-class FastEngine:
+class Synchroniser(Protocol):
+    """What gradients of some parameters pass through on their way to the other ranks: usually `Replicas`."""
+
+    last_factor: Tensor | None  # what the losses of the latest pass had to be multiplied with, where that is known
+    compressor: Compressor | None
+    finds_unused: bool
+    unused: Sequence[Parameter]  # by all ranks, in the latest pass
+    has_told_unused: bool
+
+    @property
+    def is_complete(self) -> bool:
+        """After a backward pass: did every parameter get its gradient there, so that all of them were shared?"""
+        ...
+
+    def synchronising(self, loss_sum: Tensor, correction: Correction | None = None) -> Tensor:
+        """The same loss; its backward pass leaves the gradients averaged over all ranks."""
+        ...
+
+    def remember(self, factor: Tensor) -> None: ...
+
+
+class FastEngine(WholeParameters):
     def __init__(
         self,
         world: World,
         lanes: Lanes,
         models: Sequence[nn.Module],
         *,
-        find_unused_parameters: bool = False,
+        replicate: Callable[[Sequence[Parameter]], Synchroniser],
         requests: Requests | None = None,
+        compressor: Compressor | None = None,
+        uneven: bool = False,
+        rank: int | None = None,
     ) -> None:
+        """`compressor`: what the replicas share gradients through, if any. `uneven`: a rank may run out of samples
+        before the others do. `rank`: whose lanes are run here, where that is not this rank's number."""
         self.world = world
+        self.uneven = uneven
+        self._compressor = compressor
         self.requests = Requests() if requests is None else requests
         self.lanes = lanes
-        self.last_lane = lanes.of(world.rank)[-1]
+        self.last_lane = lanes.of(world.rank if rank is None else rank)[-1]
+        self.first_row, self.num_rows = 0, lanes.count  # of the table: a lane's row, and all of them
         self._models = models
-        self._all_parameters = all_parameters(models)
-        self._find_unused_parameters = find_unused_parameters
-        self._replicas: dict[tuple[int, ...], _Replicas] = {}
+        self.all_parameters = all_parameters(models)
+        self._replicate = replicate
+        self._replicas: dict[tuple[int, ...], Synchroniser] = {}
 
     def start_pass(self, parameters: Sequence[Parameter], *, divide_late: bool = False) -> "FastPass":
+        replicas = self.replicas_of(parameters)
+        guess = None if divide_late else replicas.last_factor
+        return FastPass(self, parameters, inputs_for(parameters, self.all_parameters), replicas, guess)
+
+    def replicas_of(self, parameters: Sequence[Parameter]) -> Synchroniser:
         key = tuple(map(id, parameters))
         if key not in self._replicas:
-            self._replicas[key] = _Replicas(parameters, self.world, self._find_unused_parameters)
-        replicas = self._replicas[key]
-        guess = None if divide_late else replicas.last_factor
-        return FastPass(self, parameters, inputs_for(parameters, self._all_parameters), replicas, guess)
+            self._replicas[key] = self._replicate(parameters)
+        return self._replicas[key]
 
-    def close(self, *, abandon: bool = False) -> None:  # noqa: ARG002  (there is nothing that others wait for)
+    def close(self, *, abandon: bool = False) -> None:
         self._replicas = {}
+        if self._compressor is not None:
+            self._compressor.close(abandon=abandon)
 
-    def share_buffers(self) -> None:
-        """Rank 0's buffers are everybody's, as in DistributedDataParallel; here after a step's last forward pass."""
+    def names_of(self, parameters: Iterable[Parameter]) -> str:
+        """The first few of them by name, and how many others there are."""
+        known = {parameter: name for model in self._models for name, parameter in model.named_parameters()}
+        names = [known.get(parameter, "(unnamed)") for parameter in parameters]
+        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+        return ", ".join(names[:_MOST_NAMED]) + more
+
+    def share_buffers(self, source: int = 0) -> None:
+        """One rank's buffers are everybody's, as in DistributedDataParallel; here after a step's last forward pass."""
         if self.world.size == 1:
             return
-        for dtype in (torch.float32, torch.int64):  # what batch norm has; others are left to their rank
+        for dtype in (torch.float32, torch.float64, torch.int64):  # what batch norm has; others are left to their rank
             buffers = [b for model in self._models for b in model.buffers() if b.dtype == dtype]
             if buffers:
-                flat = broadcast(torch.cat([buffer.reshape(-1) for buffer in buffers]))
+                flat = broadcast(torch.cat([buffer.reshape(-1) for buffer in buffers]), source)
                 for buffer, part in zip(buffers, torch.split(flat, [b.numel() for b in buffers]), strict=True):
                     buffer.copy_(part.view_as(buffer))
 
@@ -83,7 +129,7 @@ class FastPass:
         engine: FastEngine,
         parameters: Sequence[Parameter],
         inputs: Sequence[Parameter] | None,
-        replicas: "_Replicas",
+        replicas: Synchroniser,
         guess: Tensor | None,
     ) -> None:
         self._engine = engine
@@ -91,7 +137,7 @@ class FastPass:
         self._inputs = inputs
         self._replicas = replicas
         self._guess = guess  # what the losses are multiplied with already
-        self._table = LaneTable(engine.lanes.count, engine.world.device)
+        self._table = LaneTable(engine.num_rows, engine.world.device)
         self._rows: Tensor | None = None  # of the table, on their way to the other ranks
         self._work: dist.Work | None = None
         self._by_term: list[Gradients] = []  # where there are several, until all counts are known
@@ -103,15 +149,18 @@ class FastPass:
     def open_lane(self, lane: int, size: int) -> None:
         self._lane = lane
         self._passes.open_lane()
-        self._table.add_lane(lane, size)
+        self._row = self._engine.first_row + lane
+        self._table.add_lane(self._row, size)
 
     def backward(self, terms: Terms, *, more: bool, retain_graph: bool = False) -> None:
         self._passes.add(len(terms), more=more)
-        self._table.record(self._lane, terms)
+        self._table.record(self._row, terms)
         losses = [loss_sum for loss_sum, _ in terms.values()]
         guess = self._guess if len(losses) == 1 else None
         if not more and self._lane == self._engine.last_lane:
-            self._backward(self._synchronising(losses), guess, retain_graph)
+            self._backward_of_all(losses, guess, retain_graph)
+            if not self._replicas.is_complete:
+                self._name_the_unused(losses)
         elif len(losses) == 1:
             self._backward(losses[0], guess, retain_graph)
         else:
@@ -122,18 +171,20 @@ class FastPass:
 
     def end(self) -> None:
         if not self._is_shared:  # the last lane was empty: take part all the same
-            nothing = torch.stack([(parameter * 0).sum() for parameter in self._parameters]).sum()
-            self._backward(self._synchronising([nothing]), None, False)
+            nothing = torch.stack([(parameter * 0).sum() for parameter in self._taking_part()]).sum()
+            self._backward_of_all([nothing], None, False)
 
     def finish(self) -> None:
         self._await_counts()
         if not self._table.num_terms:
             raise UserError("no lane had a loss: call step.backward(…) in at least one")
-        self._engine.share_buffers()
+        self._engine.share_buffers(self._first_with_samples() if self._engine.uneven else 0)
         if self._rows is not None and self._rows.is_cpu:  # reading it would make a GPU wait, in every step
             self._table.check_names()
-        if self._table.num_terms == 1:
+        if self._table.num_terms == 1 and self._replicas.compressor is None:  # which has divided: see `_correction`
             self._divide_by_count()
+        if self._replicas.finds_unused:
+            self._note_the_unused()
 
     def loss(self) -> Tensor:
         return self._table.loss()
@@ -148,13 +199,19 @@ class FastPass:
         """[Note: guessed count] Unless the losses have been divided by it."""
         factor = self._factor(0)
         if self._guess is None or self._guess != factor:
-            gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+            gradients = self._engine.reduced(self._parameters).gradients
             scale_gradients(gradients, factor if self._guess is None else factor / self._guess)
         self._replicas.remember(factor)
 
     def _backward(self, loss_sum: Tensor, scale: Tensor | None, retain_graph: bool) -> None:
         scales = [torch.ones_like(loss_sum) if scale is None else scale.to(loss_sum).expand_as(loss_sum)]
         run_backward([loss_sum], scales, retain_graph=retain_graph, inputs=self._inputs)
+
+    def _backward_of_all(self, losses: Sequence[Tensor], scale: Tensor | None, retain_graph: bool) -> None:
+        """The one that shares the gradients with all ranks."""
+        self._backward(self._synchronising(losses), scale, retain_graph)
+        if self._replicas.compressor is not None:
+            self._replicas.compressor.check()
 
     def _backward_by_term(self, losses: Sequence[Tensor], retain_graph: bool) -> None:
         """[Note: several terms] Terms take turns on `.grad`, where autograd adds to what a term has so far."""
@@ -171,7 +228,7 @@ class FastPass:
             self._work = dist.all_reduce(self._rows, async_op=True)
         self._is_shared = True
         if len(self._table.names) <= 1:
-            return self._replicas.synchronising(losses[0])
+            return self._replicas.synchronising(losses[0], self._correction())
         self._await_counts()
         self._put_scaled_sum()
         if len(losses) == 1:  # the last lane was empty
@@ -199,46 +256,67 @@ class FastPass:
             self._engine.requests.hear(self._table.asked)
             self._work = None
 
+    def _correction(self) -> Correction | None:
+        """What is compressed must be the gradient of the mean, because what is left out of one is added to the next,
+        which may be over another count. It is divided on its way: by then the other ranks' counts are there."""
+        table, rows, work = self._table, self._rows, self._work
+        if self._replicas.compressor is None or rows is None or work is None:
+            return None
+
+        def correction() -> Tensor:
+            work.wait()
+            table.complete(rows)
+            return self._factor(0)
+
+        return correction
+
+    def _taking_part(self) -> Sequence[Parameter]:
+        """What an empty lane must have gradients of: all, unless it may leave some out. Then none that nobody uses."""
+        if not self._replicas.finds_unused:
+            return self._parameters
+        unused = set(self._replicas.unused)
+        used_here = [parameter for parameter in self._parameters if parameter.grad is not None]
+        return used_here or [p for p in self._parameters if p not in unused][:1] or self._parameters[:1]
+
+    def _first_with_samples(self) -> int:
+        """Of the ranks: another's buffers have not been through a forward pass."""
+        sizes = self._table.sizes
+        return next((rank for rank, own in enumerate(self._engine.lanes.shares) if any(sizes[n] for n in own)), 0)
+
+    def _name_the_unused(self, losses: Sequence[Tensor]) -> NoReturn:
+        """DistributedDataParallel would fail in the next step, and say less; other ranks would wait until then."""
+        used = _leaves_under(losses)
+        unused = [parameter for parameter in self._parameters if id(parameter) not in used or parameter.grad is None]
+        raise UserError(
+            f"no gradient for {self._engine.names_of(unused)} in the backward pass of rank "
+            f"{self._engine.world.rank}'s last lane: let the loss depend on them, freeze them by "
+            "requires_grad_(False), or set find_unused_parameters=true"
+        )
+
+    def _note_the_unused(self) -> None:
+        """What no rank has used has no gradient here either. It is told once."""
+        unused = [parameter for parameter in self._parameters if parameter.grad is None]
+        self._replicas.unused = unused
+        if unused and self._engine.world.is_main and not self._replicas.has_told_unused:
+            self._replicas.has_told_unused = True
+            logger.warning("no rank used %s: they stay as they are", self._engine.names_of(unused))
+
     def _factor(self, term: int) -> Tensor:
         """What makes of a term's losses, averaged over ranks, the sum over its count."""
         return self._table.scale(term) * self._engine.world.size
 
 
-class _Outside(nn.Module):
-    """A module with parameters whose forward pass happens elsewhere: it is called with the result."""
-
-    def __init__(self, parameters: Sequence[Parameter]) -> None:
-        super().__init__()
-        self.parameters_outside = nn.ParameterList(parameters)
-
-    def forward(self, loss_sum: Tensor) -> Tensor:
-        return loss_sum
-
-
-class _Replicas:
-    """DistributedDataParallel that leaves the model as it is: the loss passes through it just before the backward pass.
-
-    That is when it learns that gradients are to be shared, so until then they pile up, as under `no_sync()`.
-    """
-
-    def __init__(self, parameters: Sequence[Parameter], world: World, find_unused_parameters: bool) -> None:
-        self.last_factor: Tensor | None = None  # what the losses of the latest pass had to be multiplied with
-        # A GPU would have to be waited for to know whether it is the same again. A backward pass in less than single
-        # precision would round it.
-        self._remembers = world.device.type == "cpu" and all(p.dtype in _PRECISE for p in parameters)
-        self._ddp: nn.Module = _Outside(parameters)
-        if world.size > 1:
-            self._ddp = DistributedDataParallel(
-                self._ddp,
-                gradient_as_bucket_view=True,
-                find_unused_parameters=find_unused_parameters,
-            )
-
-    def synchronising(self, loss_sum: Tensor) -> Tensor:
-        """The same loss; its backward pass leaves the gradients averaged over all ranks."""
-        shared: Tensor = self._ddp(loss_sum)
-        return shared
-
-    def remember(self, factor: Tensor) -> None:
-        if self._remembers:
-            self.last_factor = factor
+def _leaves_under(losses: Sequence[Tensor]) -> set[int]:
+    """The ids of what autograd has come to from these losses."""
+    found: set[int] = set()
+    seen: set[Any] = set()
+    waiting: list[Any] = [loss_sum.grad_fn for loss_sum in losses]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if (leaf := getattr(node, "variable", None)) is not None:
+            found.add(id(leaf))
+        waiting += [following for following, _ in node.next_functions]
+    return found

@@ -11,6 +11,8 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Waits for the device."""
     groups: dict[tuple[torch.dtype, int], list[Tensor]] = {}
     for tensor in tensors:
+        if not tensor.numel():
+            continue
         if tensor.requires_grad or tensor.is_sparse or tensor.is_complex():
             tensor = _numbers_of(tensor.detach())
         groups.setdefault((tensor.dtype, tensor.get_device()), []).append(tensor)
@@ -27,8 +29,7 @@ def _numbers_of(tensor: Tensor) -> Tensor:
 def _are_finite(tensors: list[Tensor]) -> bool:
     """Of one device and type."""
     if tensors[0].dtype == torch.bfloat16:  # which the kernel below does not have on every device
-        norms = torch._foreach_norm([tensor for tensor in tensors if tensor.numel()], torch.inf)
-        return not norms or bool(torch.stack(list(norms)).isfinite().all())
+        return bool(torch.stack(list(torch._foreach_norm(tensors, torch.inf))).isfinite().all())
     # The loss scaler's kernel multiplies by one, and looks on the way: the fastest there is.
     one = _one(tensors[0].device)
     found = torch.zeros_like(one)

@@ -11,12 +11,15 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 
 from lockstep.engine.buckets import Bucket
 from lockstep.engine.channel import Channel, Job
-from lockstep.engine.exchange import Exchange
+from lockstep.engine.exchange import Exchange, own_part, sum_everywhere
+from lockstep.engine.scaling import scale_gradients
+from lockstep.engine.sharding import Sharding
 from lockstep.engine.tree import Node, TreeSum, cover, leaf
 from lockstep.errors import LockstepError, UserError
 
@@ -132,13 +135,13 @@ class ManyRanksGradients(GradientTree):
 
     def __init__(
         self,
-        parameters: Sequence[Parameter],
+        members: Sequence[Sequence[Parameter]],
         lanes: range,
         buckets: Sequence[Bucket],
         channel: Channel,
         exchange: Exchange,
     ) -> None:
-        super().__init__([[parameters[index] for index in bucket.indices] for bucket in buckets], lanes)
+        super().__init__(members, lanes)
         self._buckets = buckets
         self._channel = channel
         self._exchange = exchange
@@ -229,31 +232,95 @@ class ManyRanksGradients(GradientTree):
             self._sibling[number] = None
         for parameter in self._members[number]:
             parameter.grad = None
-        job = self._channel.submit(self._exchange.sum, parts, partial(self._scale_sum, bucket))
-        self._sent.append(_Sent(job, used))
+        self._sent.append(_Sent(self._submit(number, parts), used))
+
+    def _submit(self, number: int, parts: Sequence[Tensor]) -> Job:
+        finish = partial(self._scale_sum, self._buckets[number])
+        return self._channel.submit(sum_everywhere, self._exchange, parts, finish)
 
     def _scale_sum(self, bucket: Bucket, summed: Tensor, start: int) -> None:
         assert self._scale is not None
         scale_gradients([summed[: max(0, bucket.num_gradients - start)]], self._scale())
 
 
-def scale_gradients(gradients: Sequence[Tensor], scale: Tensor) -> None:
-    """Multiply by a number, in place, with the same bits whether it happens tensor by tensor or in a flat buffer.
+class ShardedGradients(ManyRanksGradients):
+    """Each rank gets the sums of its own part of every bucket alone, in its shards' `.grad`. [Note: zero]"""
 
-    Torch computes with a number in another precision where it meets one as a number, as a tensor, in a list, or meets a
-    tensor without dimensions: so it is a tensor always, of the precision to compute in.
-    """
-    by_dtype: dict[torch.dtype, list[Tensor]] = {}
-    for gradient in gradients:
-        by_dtype.setdefault(gradient.dtype, []).append(gradient)
-    for dtype, alike in by_dtype.items():
-        computed_in = torch.promote_types(dtype, torch.float32)
-        factor = scale.to(torch.float64 if computed_in in (torch.float64, torch.complex128) else torch.float32)
-        if computed_in == dtype:
-            torch._foreach_mul_(alike, factor)
-        else:
-            for gradient in alike:
-                gradient.copy_(gradient.to(computed_in).mul_(factor))
+    def __init__(
+        self,
+        sharding: Sharding,
+        parameters: Sequence[Parameter],
+        lanes: range,
+        channel: Channel,
+        exchange: Exchange,
+    ) -> None:
+        self._sharded = sharding.buckets_of(parameters)
+        members = [each.members for each in self._sharded]
+        super().__init__(members, lanes, [each.bucket for each in self._sharded], channel, exchange)
+        self._shards = [[sharding.shards[parameter] for parameter in each] for each in members]
+        self._keep_gradients = sharding.keep_gradients
+        self._usage: Job | None = None
+
+    def begin(self) -> None:
+        super().begin()
+        if self._usage is not None:
+            self._usage.result()
+            self._usage = None
+
+    def send(self, scale: Scale) -> None:
+        super().send(scale)
+        if self._usage is None:
+            used = [float(each) for sent in self._sent for each in sent.used]
+            self._usage = self._channel.submit(self._share_usage, torch.tensor(used, device=self._channel.carrier))
+
+    def finish(self, scale: Scale) -> None:
+        self.send(scale)
+        assert self._usage is not None
+        used = iter(self._usage.result().tolist())
+        for sharded, shards, (job, _) in zip(self._sharded, self._shards, self._sent, strict=True):
+            flat: Tensor = job.result()
+            for shard, offset in zip(shards, sharded.offsets, strict=True):
+                # A view of a buffer that the parameters travel in next: it is valid until the update is made.
+                view = flat[offset : offset + shard.numel()]
+                shard.grad = view.to(shard.device, copy=self._keep_gradients) if next(used) else None
+        self._sent, self._usage = [], None
+
+    def share_parameters(self, concerned: set[Parameter]) -> None:
+        """After an update: everybody's shards as whole parameters. Those that were shared are no longer concerned."""
+        jobs = []
+        for number, (sharded, shards) in enumerate(zip(self._sharded, self._shards, strict=True)):
+            if not concerned.issuperset(sharded.members):
+                continue
+            concerned.difference_update(sharded.members)
+            if not self._keep_gradients:
+                for shard in shards:  # a view of what is about to be filled with parameters
+                    shard.grad = None
+            flat = self._buffers[number][0]
+            targets = [flat[at : at + shard.numel()] for shard, at in zip(shards, sharded.offsets, strict=True)]
+            torch._foreach_copy_(targets, [shard.detach() for shard in shards])
+            jobs.append((sharded, self._channel.submit(self._gather, number)))
+        for sharded, job in jobs:
+            torch._foreach_copy_([each.detach() for each in sharded.members], sharded.bucket.views(job.result()))
+
+    def _submit(self, number: int, parts: Sequence[Tensor]) -> Job:
+        return self._channel.submit(self._scatter, number, parts)
+
+    def _scatter(self, number: int, parts: Sequence[Tensor]) -> Tensor:
+        assert self._scale is not None
+        sharded = self._sharded[number]
+        self._exchange.scatter([part[: sharded.bucket.num_gradients] for part in parts], sharded.cuts)
+        scale_gradients([parts[0][own_part(self._exchange, sharded.cuts)]], self._scale())
+        return parts[0]
+
+    def _gather(self, number: int) -> Tensor:
+        flat, sharded = self._buffers[number][0], self._sharded[number]
+        self._exchange.gather(flat[: sharded.bucket.num_gradients], sharded.cuts)
+        return flat
+
+    def _share_usage(self, used: Tensor) -> Tensor:
+        """Where no rank has used a parameter, its shards have no gradient."""
+        dist.all_reduce(used, group=self._channel.group)
+        return used
 
 
 def _add_partials(left: Partial, right: Partial) -> Partial:

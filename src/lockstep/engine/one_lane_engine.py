@@ -10,9 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from lockstep.engine.engine import BackwardPasses, all_parameters, inputs_for, require_no_gradients, run_backward
+from lockstep.engine.engine import (
+    BackwardPasses,
+    WholeParameters,
+    all_parameters,
+    inputs_for,
+    require_no_gradients,
+    run_backward,
+)
 from lockstep.engine.finite import all_finite
-from lockstep.engine.gradients import scale_gradients
+from lockstep.engine.scaling import scale_gradients
 from lockstep.engine.table import Count, Terms, as_count, nonzero
 from lockstep.errors import UserError
 from lockstep.world.world import World
@@ -20,7 +27,7 @@ from lockstep.world.world import World
 _MAX_RECIPROCALS = 1024
 
 
-class OneLaneEngine:
+class OneLaneEngine(WholeParameters):
     def __init__(self, world: World, models: Sequence[nn.Module]) -> None:
         self.world = world
         self._all_parameters = all_parameters(models)

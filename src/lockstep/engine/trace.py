@@ -6,7 +6,7 @@ It is the same text on any number of ranks, as long as they compute the same: `f
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from lockstep.data.batch import GlobalBatch
 from lockstep.engine.digest import State, tensor_digests, value_digest
@@ -47,16 +47,6 @@ class DigestTrace:
     def close(self) -> None:
         if self._lines is not None:
             self._lines.close()
-
-
-def gradients_of(models: Mapping[str, nn.Module]) -> dict[str, Tensor | None]:
-    """Each trainable parameter's gradient, under the name that the parameter has in the state."""
-    return {
-        f"{prefix}/{name}": parameter.grad
-        for prefix, model in models.items()
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad
-    }
 
 
 def _shortened(state: State) -> dict[str, str]:

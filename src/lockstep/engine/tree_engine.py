@@ -15,8 +15,17 @@ from lockstep.engine.buffers import LaneBuffers, Rule
 from lockstep.engine.channel import Channel, Job
 from lockstep.engine.engine import BackwardPasses, all_parameters, inputs_for, require_no_gradients, run_backward
 from lockstep.engine.exchange import choose_exchange
-from lockstep.engine.gradients import GradientTree, ManyRanksGradients, OneRankGradients, Scale, add_gradients
+from lockstep.engine.gradients import (
+    GradientTree,
+    ManyRanksGradients,
+    OneRankGradients,
+    Scale,
+    ShardedGradients,
+    add_gradients,
+)
+from lockstep.engine.reduced import Reduced, ShardedSums, WholeGradients
 from lockstep.engine.requests import Requests
+from lockstep.engine.sharding import Sharding
 from lockstep.engine.table import LaneTable, Terms
 from lockstep.errors import UserError
 from lockstep.world.world import World
@@ -25,6 +34,8 @@ DEFAULT_BUCKET_BYTES = 4 * 2**20
 
 
 class TreeEngine:
+    can_replay = True
+
     def __init__(
         self,
         world: World,
@@ -34,7 +45,9 @@ class TreeEngine:
         buffer_rules: Mapping[str, Rule],
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
         requests: Requests | None = None,
+        sharding: Sharding | None = None,
     ) -> None:
+        """`sharding`: every rank gets its own stretches of the gradients alone. [Note: zero]"""
         for model in models:
             _refuse_collectives_in_forward(model)
         self.world = world
@@ -48,6 +61,7 @@ class TreeEngine:
         self.exchange = None if self.channel is None else choose_exchange(self.channel, world.rank, lanes)
         self.buffers = LaneBuffers(models, buffer_rules)
         self._bucket_bytes = bucket_bytes
+        self.sharding = sharding if self.channel is not None else None
         self._all_parameters = all_parameters(models)
         self._trees: dict[tuple[int, ...], list[GradientTree]] = {}
 
@@ -66,6 +80,21 @@ class TreeEngine:
         names = (name for model in self._models for name, other in model.named_parameters() if other is parameter)
         return next(names, "(unnamed)")
 
+    def holders(self, parameters: Sequence[Parameter]) -> Sequence[Parameter]:
+        """Whose `.grad` holds what this rank gets of these parameters' gradients."""
+        return parameters if self.sharding is None else [self.sharding.shards[parameter] for parameter in parameters]
+
+    def reduced(self, parameters: Sequence[Parameter]) -> Reduced:
+        if self.sharding is None or self.channel is None:
+            return WholeGradients(parameters)
+        return ShardedSums(parameters, self.sharding, self.channel)
+
+    def after_update(self, parameters: Sequence[Parameter]) -> None:
+        concerned = set(parameters)
+        for tree, *_ in self._trees.values():  # the same parameters may be in several, for passes of other kinds
+            if isinstance(tree, ShardedGradients):
+                tree.share_parameters(concerned)
+
     def close(self, *, abandon: bool = False) -> None:
         for trees in self._trees.values():
             for tree in trees:
@@ -77,8 +106,11 @@ class TreeEngine:
     def _new_tree(self, parameters: Sequence[Parameter]) -> GradientTree:
         if self.channel is None or self.exchange is None:
             return OneRankGradients(parameters, self.own_lanes)
+        if self.sharding is not None:
+            return ShardedGradients(self.sharding, parameters, self.own_lanes, self.channel, self.exchange)
         buckets = make_buckets(parameters, self._bucket_bytes)
-        return ManyRanksGradients(parameters, self.own_lanes, buckets, self.channel, self.exchange)
+        members = [[parameters[index] for index in bucket.indices] for bucket in buckets]
+        return ManyRanksGradients(members, self.own_lanes, buckets, self.channel, self.exchange)
 
 
 class TreePass:
@@ -144,13 +176,14 @@ class TreePass:
             self._buffers_job = self._engine.channel.submit(self._exchange_buffers)
 
     def finish(self) -> None:
+        holders = self._engine.holders(self._parameters)
         for number, tree in enumerate(self._all_trees()):
-            others = [parameter.grad for parameter in self._parameters] if number else None
+            others = [holder.grad for holder in holders] if number else None
             tree.finish(self._scale(number))
             if others is not None:
-                gradients = add_gradients(others, [parameter.grad for parameter in self._parameters])
-                for parameter, gradient in zip(self._parameters, gradients, strict=True):
-                    parameter.grad = gradient
+                gradients = add_gradients(others, [holder.grad for holder in holders])
+                for holder, gradient in zip(holders, gradients, strict=True):
+                    holder.grad = gradient
         if self._buffers_job is not None:
             self._buffers_job.result()
         elif self._engine.channel is None:
@@ -173,7 +206,7 @@ class TreePass:
         )
         raise UserError(
             f"the forward pass changes the parameter {self._engine.name_of(changed)}, so later lanes would see another "
-            "model than earlier ones (an Embedding with max_norm?): use determinism=fast"
+            "model than earlier ones (an Embedding with max_norm?): use determinism=fast with parallel=ddp"
         )
 
     def _share_table(self) -> None:
@@ -221,5 +254,5 @@ def _refuse_collectives_in_forward(model: nn.Module) -> None:
         if isinstance(module, nn.SyncBatchNorm):
             raise UserError(
                 f"{name} is a SyncBatchNorm, whose statistics follow the number of processes: "
-                "use BatchNorm (lanes give it a fixed batch), or determinism=fast"
+                "use BatchNorm (lanes give it a fixed batch), or determinism=fast with parallel=ddp"
             )

@@ -110,6 +110,10 @@ def _start(event: Event) -> list[str]:
         f"{event['recipe']}: {event['parameters']:,} parameters on {event['device']}, "
         f"{_batch(event)}, {_rates(event)}, {event['total_steps']} steps → {event['folder']}"
     )
+    if event["processes"] > 1:
+        lines.append(f"parallel: {event['parallel']} ({event['why_parallel']})")
+    if "recomputed" in event:
+        lines.append(f"activations recomputed: {event['recomputed']}")
     return lines
 
 
@@ -145,6 +149,14 @@ def _step(event: Event) -> list[str]:
     return [*lines, f"stopped: {event['stopped']}"] if "stopped" in event else lines
 
 
+def _traffic(event: Event) -> list[str]:
+    if "gradient_bytes" not in event:
+        return []
+    sent, uncompressed = event["gradient_bytes"], event["uncompressed_bytes"]
+    unit, name = (1e6, "MB") if uncompressed >= 1e6 else (1e3, "kB")
+    return [f"gradients: {sent / unit:,.1f} {name} per step on the wire instead of {uncompressed / unit:,.1f}"]
+
+
 _WORDS: dict[str, Callable[[Event], list[str]]] = {
     "start": _start,
     "step": _step,
@@ -153,6 +165,7 @@ _WORDS: dict[str, Callable[[Event], list[str]]] = {
     "incident": lambda event: [event.get("text", f"incident at step {event['step']}")],
     "end": lambda event: [
         f"done after {event['step']} steps: test {_metrics(event)}  → {event['folder']}",
+        *_traffic(event),
         f"digest {event['digest']}",
     ],
 }

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.errors import UserError
+from lockstep.world.boxes import held
 
 
 class MovingAverage:
@@ -42,11 +43,12 @@ class MovingAverage:
         decay = self.decay
         if self.warmup:
             decay = min(decay, (1 + self.num_updates) / (10 + self.num_updates))
+        averages = [held(average) for average in self._averages]
         weights = [
-            parameter if parameter.dtype == average.dtype else parameter.to(average.dtype)
-            for parameter, average in zip(self._parameters, self._averages, strict=True)
+            weight if weight.dtype == average.dtype else weight.to(average.dtype)
+            for weight, average in zip(map(held, self._parameters), averages, strict=True)
         ]
-        torch._foreach_lerp_(self._averages, weights, 1.0 - decay)
+        torch._foreach_lerp_(averages, weights, 1.0 - decay)
 
     @contextmanager
     def applied(self) -> Iterator[None]:

@@ -143,7 +143,7 @@ class Continuity:
         return (
             self._checkpoints is not None
             and self._saving.memory
-            and self._checkpoints.ask_for_snapshot(self.progress.step, self._num_bytes)
+            and self._checkpoints.ask_for_snapshot(self.progress.step, self._parts.num_bytes)
         )
 
     def snapshot(self) -> None:
@@ -181,9 +181,6 @@ class Continuity:
 
     def _state(self) -> dict[str, Any]:
         return {**self._parts.values(), LOADER: self._loader_state()}
-
-    def _num_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self._parts.state().values())
 
     def _facts(self) -> dict[str, Any]:
         return {"position": self.progress.as_json(), "fingerprint": self._fingerprint}

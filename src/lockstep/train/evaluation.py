@@ -29,7 +29,9 @@ def evaluate(
         with torch.no_grad(), undisturbed_streams(cuda=True), precision.autocast:
             for chunk in loader:
                 seed_streams(derived(key, chunk.chunk))  # what a metric draws must not depend on who draws it
-                tally.add(chunk.chunk, metrics(model, chunk.data))
+                parts = metrics(model, chunk.data)
+                if chunk.counts:
+                    tally.add(chunk.chunk, parts)
     finally:
         for module, was_training in zip(modules, were_training, strict=True):
             module.training = was_training

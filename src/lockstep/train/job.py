@@ -53,8 +53,6 @@ def train_recipe(
     stop_after: int | None = None,
 ) -> Outcome:
     """Train, or go on where the folder says. `sinks` (the terminal, loggers) are told on rank 0 alone."""
-    if world.size > 1 and not config.use_ddp:
-        raise UserError(f"use_ddp=false means one process, but {world.size} were started: leave -n away")
     run = Run(
         folder.path,
         world,
@@ -64,11 +62,11 @@ def train_recipe(
         sinks=sinks,
         settings=ResolvedSettings(config),
         facts={"recipe": config.recipe, "folder": str(folder.path)},
-        **{name: getattr(config, name) for name in StepOptions.names()},
+        **step_options(config),
     )
     run.stop_after = stop_after
     model = recipe.model(config)  # drawn from the seed's stream for weights, which Run has just begun
-    batch = _batch_of_the_run(config, world, folder)
+    batch = _batch_of_the_run(config, run.data_world, folder)
     splits = recipe.data(config)
     if config.quick:
         splits = Splits(_first(splits.train, _QUICK_STEPS * batch.size), _first(splits.test, _QUICK_TEST_SAMPLES))
@@ -107,6 +105,21 @@ def train_recipe(
         run.close(abandon=True)
         raise
     return Outcome(run.step, metrics, digest, folder.path)
+
+
+def step_options(config: Config) -> dict[str, Any]:
+    options = {name: getattr(config, name) for name in StepOptions.names()}
+    options["compression"] = dict(config.compression)
+    if config.activation_checkpointing is not None:
+        options["activation_checkpointing"] = dict(config.activation_checkpointing)
+    options["fsdp"] = dict(config.fsdp)
+    if not isinstance(config.parallel, str):
+        options["parallel"] = dict(config.parallel)
+    if not config.use_ddp:
+        if config.parallel not in ("auto", "dp", "single"):
+            raise UserError(f"use_ddp=false means parallel=dp, but parallel={config.parallel} is given: leave one away")
+        options["parallel"] = "dp" if config.parallel == "auto" else config.parallel
+    return options
 
 
 def global_batch(config: Config, world: World) -> Batch:

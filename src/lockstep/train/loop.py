@@ -1,5 +1,6 @@
 """The loop of a run: from a loader's batches to steps, with what is to be done before the first and after each."""
 
+import logging
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -13,16 +14,15 @@ from lockstep.data.foreign import Loader
 from lockstep.engine.buffers import slots_of
 from lockstep.engine.engine import Engine
 from lockstep.engine.requests import SNAPSHOT, STOP, Requests
-from lockstep.engine.trace import gradients_of
 from lockstep.errors import UserError
 from lockstep.events.run_folder import Settings
 from lockstep.supervision import pulse
 from lockstep.supervision.pulse import Phase
 from lockstep.supervision.stop_signals import stops_after_the_step
+from lockstep.train.batch_norm import check_batch_norm
 from lockstep.train.checkpoints import Saving
 from lockstep.train.continuity import Continuity
 from lockstep.train.drift import fingerprint_of, numerics_of, optimizer_settings
-from lockstep.train.engines import check_batch_norm, make_engine
 from lockstep.train.journal import Journal
 from lockstep.train.nonfinite import Investigator
 from lockstep.train.options import StepOptions
@@ -30,10 +30,13 @@ from lockstep.train.parts import Parts
 from lockstep.train.precision import LossScaler, Precision
 from lockstep.train.schedule import Schedule
 from lockstep.train.step import Step, StepContext
+from lockstep.train.strategies.choice import Choice, settled
 from lockstep.train.update import Updater
 from lockstep.world.memory import peak_memory_bytes
 from lockstep.world.randomness import key_of
 from lockstep.world.world import World
+
+logger = logging.getLogger("lockstep")
 
 
 class Told(NamedTuple):
@@ -110,6 +113,8 @@ class Loop:
                     if step.is_begun or not is_left:
                         self._continuity.consume(loader, batch)
                     progress.step += step.is_updated
+                    if step.is_begun and (traffic := self._parts.strategy.traffic) is not None:
+                        traffic.steps += 1  # its gradients have travelled, also where it was skipped
                 progress.is_done = progress.is_at_its_end(per_epoch)
                 if step.is_updated:
                     self._after(step, fetched - started, time.perf_counter() - fetched)
@@ -190,6 +195,7 @@ class Loop:
         if self._parts.any_batch_norm:
             check_batch_norm(self._world, loader)
         self._parts.look_again()
+        self._begin_strategy(loader)
         self._drop_engine(abandon=False)
         self._make_scaler(loader)
         if self._settings is None:  # as the run begins: later on, rates may be others
@@ -211,8 +217,10 @@ class Loop:
         self._tell_start(loader, length, resumed, is_done)
         if is_done:
             return None
+        if self._num_calls == 1:
+            self._tell_what_has_no_effect()
         models = list(self._parts.models.values())
-        self.engine = make_engine(self._world, loader, models, self._options, self._requests)
+        self.engine = self._parts.strategy.make_engine(loader, models, self._requests)
         return StepContext(
             self.engine,
             lane_key=key_of(self._options.seed, "lane"),
@@ -248,6 +256,8 @@ class Loop:
             lanes=loader.lanes.count,
             speed_up_bound=loader.lanes.speed_up_bound,
             total_steps=length.total_steps,
+            parallel=self._parts.strategy.name,
+            why_parallel=self._parts.why_strategy,
             precision=self._options.precision,
             learning_rates=self._parts.learning_rates(),
             parameters=sum(parameter.numel() for parameter in self._parts.parameters_of(None)),
@@ -256,9 +266,19 @@ class Loop:
             **self._told.facts,
         )
 
+    def _tell_what_has_no_effect(self) -> None:
+        kind = self._options.compression.kind
+        if kind != "none" and self._world.size == 1:
+            logger.warning("compression=%s has no effect on one process: nothing travels", kind)
+
     def _make_scaler(self, loader: Loader) -> None:
         if self._options.precision == "fp16" and self._parts.scaler is None:
             self._parts.scaler = LossScaler(loader.global_batch or 1, self._world.device)
+
+    def _begin_strategy(self, loader: Loader) -> None:
+        parts, optimizers = self._parts, self._parts.optimizers.values()
+        parts.strategy, parts.why_strategy = settled(Choice(parts.strategy, parts.why_strategy), optimizers, loader)
+        parts.strategy.begin(optimizers)
 
     def _make_updater(self, length: RunLength) -> Updater:
         rates = {
@@ -266,13 +286,14 @@ class Loop:
             for optimizer, schedule in self._parts.schedules.items()
         }
         averages = list(self._parts.averages.values())
-        return Updater(self._options, self._parts.scaler, rates, averages, self._continuity.before_update)
+        strategy, before = self._parts.strategy, self._continuity.before_update
+        return Updater(self._options, self._parts.scaler, rates, averages, strategy, before)
 
     def _after(self, step: Step, data_s: float, compute_s: float) -> None:
         pulse.complete_step(step.number)
         self._continuity.look()
         if self._journal.trace is not None:
-            self._journal.trace.record(step.number, step.loss, gradients_of(self._parts.models), self._parts.state())
+            self._journal.trace.record(step.number, step.loss, self._parts.gradients(), self._parts.state())
         if step.every(self._told.log_every) and self._journal.folder is not None:
             peaks = peak_memory_bytes(self._world.device)
             self._journal.rank_log.emit("step", step.number, data_s=data_s, compute_s=compute_s, **peaks)

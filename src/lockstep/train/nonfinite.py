@@ -13,6 +13,7 @@ from torch.nn import Parameter
 from lockstep.data.lanes import Lanes
 from lockstep.engine.engine import LanePass
 from lockstep.engine.finite import all_finite
+from lockstep.engine.reduced import Reduced
 from lockstep.errors import LockstepError
 from lockstep.train.options import OnNonFinite
 from lockstep.world.objects import all_gather_object
@@ -51,13 +52,11 @@ class Investigator:
         self._names = names
         self._tell = tell
 
-    def report(self, step: int, suspects: Sequence[Suspect]) -> None:
+    def report(self, step: int, suspects: Sequence[Suspect], reduced: Reduced) -> None:
         """All ranks come here together."""
-        spoiled = [
-            name
-            for suspect in suspects
-            for name in self._nonfinite((parameter, parameter.grad) for parameter in suspect.parameters)
-        ]
+        parameters = [parameter for suspect in suspects for parameter in suspect.parameters]
+        is_spoiled = zip(parameters, reduced.nonfinite(parameters), strict=True)
+        spoiled = [self._name(parameter) for parameter, spoiled in is_spoiled if spoiled]
         text = f"step {step}: {self._origin(suspects)}"
         if spoiled:
             text += f"; not finite over all lanes: the gradient of {_listed(spoiled)}"
@@ -72,7 +71,8 @@ class Investigator:
         if lanes:
             return f"the loss is not finite in {_listed([self._place(lane) for lane in lanes], ' and in ')}"
         if any(suspect.replay is None for suspect in suspects):
-            return "the gradient is not finite although every lane's loss is (step.accumulate could name the lane)"
+            hint = "step.accumulate could name the lane, but not under a mesh"
+            return f"the gradient is not finite although every lane's loss is ({hint})"
         found: dict[int, list[str]] = {}  # a lane may have been run for several models
         for theirs in all_gather_object(self._found_again(suspects)):
             for lane, names in theirs:
@@ -91,10 +91,13 @@ class Investigator:
 
     def _nonfinite(self, gradients: Iterable[tuple[Parameter, Tensor | None]]) -> list[str]:
         return [
-            self._names.get(parameter, "(a parameter without a name)")
+            self._name(parameter)
             for parameter, gradient in gradients
             if gradient is not None and not all_finite([gradient])
         ]
+
+    def _name(self, parameter: Parameter) -> str:
+        return self._names.get(parameter, "(a parameter without a name)")
 
     def _place(self, lane: int) -> str:
         return f"lane {lane} (rank {self._lanes.owner(lane)})"

@@ -1,12 +1,16 @@
 """How a run computes its steps: one value with everything that can be chosen about them."""
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self
 
+from lockstep.config.arguments import require_positive
 from lockstep.engine.buffers import Rule
+from lockstep.engine.compression import Compression
 from lockstep.errors import UserError
+from lockstep.train.activation_checkpointing import check_choice
+from lockstep.train.fsdp_options import FsdpOptions
 
 Determinism = Literal["lockstep", "fast"]
 PrecisionName = Literal["fp32", "bf16", "fp16"]
@@ -17,7 +21,14 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "precision": ("fp32", "bf16", "fp16"),
     "on_nonfinite": ("stop", "skip", "ignore"),
 }
-_CHANGE_NO_BIT = ("bucket_mb", "find_unused_parameters")
+_CHANGE_NO_BIT = (
+    "activation_checkpointing",
+    "bucket_mb",
+    "find_unused_parameters",
+    "fsdp",
+    "parallel",
+    "tensor_plan",
+)
 
 
 @dataclass(frozen=True)
@@ -28,7 +39,9 @@ class StepOptions:
     `tf32` allows it in fp32 products on a GPU. `determinism="fast"` trades equal bits for torch's own reductions.
     `on_nonfinite`: what a NaN or an infinity in the loss or the gradients does: `stop` the run, `skip` the step, on
     every rank alike, or `ignore` it, which saves looking. `buffers` says how lanes' buffers are combined, by name
-    pattern: `{"*.codebook": "mean" | "first" | "max"}`. `bucket_mb` of gradients travel together.
+    pattern: `{"*.codebook": "mean" | "first" | "max"}`. `bucket_mb` of gradients travel together. `compression`, in
+    fast mode: "fp16", "bf16", "powersgd", or a mapping with PowerSGD's settings; see `Compression`.
+    `activation_checkpointing`: see `Run.checkpoint_activations`, whose arguments it holds for every prepared model.
     """
 
     seed: int = 0  # starts every random stream, also the one that weights are drawn from
@@ -40,13 +53,34 @@ class StepOptions:
     buffers: Mapping[str, Rule] = field(default_factory=dict)
     bucket_mb: float = 4.0
     find_unused_parameters: bool = False  # fast mode only; lockstep mode needs no telling
+    compression: Any = "none"  # becomes a Compression
+    activation_checkpointing: Mapping[str, Any] | None = None  # {"every": k, "classes": […]}, either or neither
+    parallel: str | Mapping[str, int | None] = "auto"  # a mapping: the sizes of a mesh
+    fsdp: FsdpOptions = field(default_factory=FsdpOptions)  # or a dictionary of its fields
+    tensor_plan: Mapping[str, str] = field(default_factory=dict)  # by module name pattern: column, row, sequence …
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "fsdp", FsdpOptions.read(self.fsdp))
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise UserError(f"{name}={getattr(self, name)!r}: expected {', '.join(choices[:-1])} or {choices[-1]}")
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise UserError(f"clip_norm={self.clip_norm!r}: expected a number greater than 0, or None")
+        if self.clip_norm is not None:
+            require_positive("clip_norm", self.clip_norm, otherwise=", or None")
+        require_positive("bucket_mb", self.bucket_mb)
+        object.__setattr__(self, "compression", Compression.read(self.compression))
+        if self.activation_checkpointing is not None:
+            _check_recomputation(self.activation_checkpointing)
+        if not isinstance(self.parallel, str | Mapping):
+            raise UserError(f"parallel={self.parallel!r}: expected a name, or the sizes of a mesh, as in {{'data': 2}}")
+        if not isinstance(self.tensor_plan, Mapping) or not _are_names(self.tensor_plan.values()):
+            raise UserError(
+                f"tensor_plan={self.tensor_plan!r}: expected a style for each module name pattern, as in "
+                "{'*.query': 'column'}"
+            )
+
+    @property
+    def bucket_bytes(self) -> int:
+        return int(self.bucket_mb * 2**20)
 
     @classmethod
     def names(cls) -> list[str]:
@@ -65,4 +99,19 @@ class StepOptions:
     def numerics(self) -> dict[str, Any]:
         """Those that change the result's bits."""
         chosen = {name: getattr(self, name) for name in self.names() if name not in _CHANGE_NO_BIT}
+        compression = chosen.pop("compression").plain()
+        if compression != "none":  # runs from before it could be chosen do not say so
+            chosen["compression"] = compression
         return chosen | {"buffers": dict(self.buffers)}
+
+
+def _check_recomputation(given: Any) -> None:
+    if not isinstance(given, Mapping) or not given.keys() <= {"every", "classes"}:
+        raise UserError(
+            f"activation_checkpointing={given!r}: expected every and classes in a dictionary, either or neither"
+        )
+    check_choice(**given)
+
+
+def _are_names(values: Iterable[Any]) -> bool:
+    return all(isinstance(value, str) for value in values)

@@ -4,23 +4,30 @@
 else the run was asked to keep.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import prod
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from lockstep.checkpoint.contents import BUFFERS, KEPT
-from lockstep.engine.digest import state_of
+from lockstep.checkpoint.contents import BUFFERS, COMPRESSION, KEPT
+from lockstep.engine.digest import flattened, state_of
 from lockstep.errors import UserError
 from lockstep.train.average import MovingAverage
-from lockstep.train.optimizer_state import load_optimizer, optimizer_value
+from lockstep.train.optimizer_state import load_optimizer, optimizer_value, whole_state
 from lockstep.train.precision import LossScaler
 from lockstep.train.schedule import Factor, Schedule
+from lockstep.train.strategies.strategy import Strategy
+from lockstep.world.boxes import lying_like, to_save, whole_of
 from lockstep.world.plain_values import split
+
+logger = logging.getLogger("lockstep")
 
 Models = nn.Module | Sequence[nn.Module]
 
@@ -36,6 +43,9 @@ class Resumable(Protocol):
 
 
 class Parts:
+    strategy: Strategy  # how they are spread over the ranks, and
+    why_strategy: str
+
     def __init__(self) -> None:
         self.models: dict[str, nn.Module] = {}
         self.optimizers: dict[str, Optimizer] = {}
@@ -78,6 +88,11 @@ class Parts:
         key = None if models is None else models if isinstance(models, nn.Module) else tuple(models)
         if key not in self._parameters:
             chosen = self.models.values() if models is None else as_list(models)
+            if any(isinstance(model, DistributedDataParallel) for model in chosen):
+                raise UserError(
+                    "DistributedDataParallel would share gradients once more: use what run.prepare(model) returns"
+                )
+            self.strategy.settle()
             # Walking the modules takes longer than a small model's forward pass.
             self._parameters[key] = list(dict.fromkeys(p for model in chosen for p in model.parameters()))
         return [parameter for parameter in self._parameters[key] if parameter.requires_grad]
@@ -93,38 +108,83 @@ class Parts:
 
     def state(self) -> dict[str, Tensor]:
         """Every tensor that training changes, under a name that says what it is."""
+        return dict(self.tensors())
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """The same one after another: those that are spread over the ranks need not be there whole all at once."""
+        self.strategy.settle()
         averages = {name: average.state() for name, average in self.averages.items()}
         scaler = {} if self.scaler is None else {"loss_scaler": self.scaler.state()}
-        return state_of(self.models, self.optimizers, averages | scaler)
+        for name, tensor in state_of(self.models, others=averages | scaler).items():
+            yield name, whole_of(tensor)
+        for name, optimizer in self.optimizers.items():
+            for owner, state in whole_state(optimizer, self.models, self.strategy):
+                yield from flattened(name, {owner: state}).items()
+
+    def gradients(self) -> dict[str, Tensor | None]:
+        """Each trainable parameter's, as the optimizers saw it, under the name that the parameter has in the state."""
+        return {
+            f"{prefix}/{name}": self.strategy.whole(parameter, self.strategy.holder(parameter).grad)
+            for prefix, model in self.models.items()
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad
+        }
 
     def values(self) -> dict[str, Any]:
         """Everything that a checkpoint must hold, by part; the tensors are the live ones."""
+        self.strategy.settle()
         values: dict[str, Any] = {}
         for name, model in self.models.items():
-            values[name] = dict(model.state_dict())
+            values[name] = {key: to_save(value) for key, value in model.state_dict().items()}
             if buffers := _unsaved_buffers(model):
                 values[name + BUFFERS] = buffers
         for name, optimizer in self.optimizers.items():
-            values[name] = optimizer_value(optimizer, self.models)
+            values[name] = optimizer_value(optimizer, self.models, self.strategy)
         for name, average in self.averages.items():
-            values[name] = average.state()
+            values[name] = {key: to_save(value) for key, value in average.state().items()}
         if self.scaler is not None:
             values["loss_scaler"] = self.scaler.state()
+        if (compression := self.strategy.compression_value(self._full_names())) is not None:
+            values[COMPRESSION] = compression
         return values | {KEPT + name: thing.state_dict() for name, thing in self.kept.items()}
+
+    def num_bytes(self) -> int:
+        """Of all ranks' tensors in those values. Any rank may ask."""
+        splits = [split(value) for value in self.values().values()]
+        whole = sum(tensor.nbytes for each in splits for tensor in each.tensors.values())
+        return whole + sum(
+            shard.local.element_size() * prod(shard.shape) for each in splits for shard in each.shards.values()
+        )
 
     def load(self, values: Mapping[str, Any], *, keep_settings: bool = False) -> None:
         """Take up saved values; `keep_settings`: the optimizers' rates and the like stay what they are now."""
-        _check_names(self.values().keys(), values.keys())
+        _check_names(self.values().keys() - {COMPRESSION}, values.keys() - {COMPRESSION})
         for name, model in self.models.items():
             _load_model(name, model, values[name], values.get(name + BUFFERS, {}))
         for name, optimizer in self.optimizers.items():
-            load_optimizer(name, optimizer, self.models, values[name], keep_settings=keep_settings)
+            load_optimizer(name, optimizer, self.models, values[name], self.strategy, keep_settings=keep_settings)
         for name, average in self.averages.items():
-            average.load_state(values[name])
+            ours = average.state()
+            average.load_state({key: lying_like(ours.get(key), value) for key, value in values[name].items()})
         if self.scaler is not None:
             self.scaler.load_state(values["loss_scaler"])
+        self._load_compression(values.get(COMPRESSION))
         for name, thing in self.kept.items():
             thing.load_state_dict(values[KEPT + name])
+
+    def _load_compression(self, value: Mapping[str, Any] | None) -> None:
+        """It may be another now, or none: whoever comes here with other settings has accepted that."""
+        names = self._full_names()
+        is_wanted = self.strategy.compression_value(names) is not None
+        if value is not None and is_wanted:
+            self.strategy.load_compression(value, names)
+        elif value:
+            logger.warning("what compression has left out of the gradients so far is dropped")
+        elif is_wanted:
+            logger.warning("compression begins anew: the checkpoint does not say what it has left out so far")
+
+    def _full_names(self) -> dict[Parameter, str]:
+        return {p: f"{prefix}/{name}" for prefix, model in self.models.items() for name, p in model.named_parameters()}
 
     def check_kept(self) -> None:
         """Can it be saved? Better asked before the first step than at the first save."""
@@ -169,7 +229,7 @@ def _load_model(name: str, model: nn.Module, weights: Mapping[str, Any], buffers
                 f"{name}/{key} is {_kind(ours)} and was saved as {_kind(value)}: the model is another one than before"
             )
     try:
-        model.load_state_dict(weights)
+        model.load_state_dict({key: lying_like(own.get(key), value) for key, value in weights.items()})
     except RuntimeError as error:
         raise UserError(f"the saved weights do not fit {name}: {error}") from None
     for key, value in buffers.items():

@@ -14,7 +14,7 @@ Run again, the same script goes on from the newest checkpoint in the folder, on 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,13 @@ from lockstep.events.event import Sink
 from lockstep.events.run_folder import Settings
 from lockstep.supervision import pulse
 from lockstep.supervision.pulse import Phase
+from lockstep.train.activation_checkpointing import (
+    Chosen,
+    checkpoint_activations,
+    checkpoint_what_there_is,
+    nothing_repeated,
+    require_all_classes,
+)
 from lockstep.train.average import MovingAverage
 from lockstep.train.checkpoints import Saving
 from lockstep.train.continuity import Continuity, Resume
@@ -49,8 +56,10 @@ from lockstep.train.parts import Models, Parts, Resumable
 from lockstep.train.precision import Precision
 from lockstep.train.schedule import Factor, Schedule
 from lockstep.train.step import Step
+from lockstep.train.strategies.choice import choose_strategy
+from lockstep.train.strategies.data_parallel import refuse_recomputation
+from lockstep.train.strategies.strategy import unwrapped
 from lockstep.world.arithmetic import set_arithmetic
-from lockstep.world.collectives import broadcast
 from lockstep.world.objects import all_gather_object
 from lockstep.world.randomness import key_of, seed_streams
 from lockstep.world.setup import setup_distributed
@@ -93,7 +102,9 @@ class Run:
         self.world = setup_distributed() if world is None else world
         set_arithmetic(self.world.device, tf32=self.options.tf32, deterministic=self.options.determinism == "lockstep")
         self.log_every = log_every
+        self._traces = trace
         self._parts = Parts()
+        self._choose_strategy()
         self.journal = Journal(
             None if folder is None else Path(folder),
             self.world,
@@ -102,13 +113,20 @@ class Run:
             force=resume == "force",
         )
         self._continuity = Continuity(self.journal, self.world, self._parts, resume)
-        told = Told(settings, dict(facts or {}), log_every)
+        self._facts = dict(facts or {})
+        self._recomputed: dict[nn.Module, str] = {}  # which of a model's modules
+        told = Told(settings, self._facts, log_every)
         self._loop = Loop(self.world, self.options, self._parts, self.journal, self._continuity, told)
         seed_streams(key_of(self.seed, "weights"))
 
     @property
     def seed(self) -> int:
         return self.options.seed
+
+    @property
+    def data_world(self) -> World:
+        """This rank's place among those with samples of their own; along a mesh's axis `tensor` they share them."""
+        return self._parts.strategy.data_world
 
     @property
     def step(self) -> int:
@@ -121,17 +139,21 @@ class Run:
         return self._continuity.progress.batches
 
     def prepare(self, model: Module) -> Module:
-        """The same module, on this rank's device, with rank 0's weights and buffers."""
+        """The same module, on this rank's device, with rank 0's weights and buffers.
+
+        A DataParallel or DistributedDataParallel around it is taken off: the run shares gradients itself.
+        """
         if any(isinstance(p, UninitializedParameter) for p in model.parameters()):
             raise UserError("the model has lazy modules without weights yet: run a batch through it first")
-        if self._parts.has_model(model):
-            return model
-        model.to(self.world.device)
-        if self.world.size > 1:
-            for tensor in (*model.parameters(), *model.buffers()):
-                _take_from_rank_0(tensor)
-        self._parts.add_model(model)
-        return model
+        bare = unwrapped(model)
+        if not self._parts.has_model(bare):
+            if self.options.parallel == "auto" and self._parts.strategy.can_be_replaced:
+                self._choose_strategy([*self._parts.models.values(), bare])  # now there is more to go by
+            if self.options.activation_checkpointing is not None:
+                self._note_recomputed(bare, checkpoint_what_there_is(bare, **self.options.activation_checkpointing))
+            self._parts.strategy.place(bare)
+            self._parts.add_model(bare)
+        return cast(Module, self._parts.strategy.to_call(bare))
 
     def optimizer(
         self,
@@ -145,6 +167,7 @@ class Run:
         the updates completed to a factor.
         """
         made = make if isinstance(make, Optimizer) else make(self._parts.parameters_of(models))
+        self._parts.strategy.adopt(made)
         if isinstance(made, torch.optim.LBFGS):
             raise UserError("LBFGS evaluates the loss several times in a step, which a step of lanes does not offer")
         self._parts.add_optimizer(made)
@@ -159,6 +182,17 @@ class Run:
         made = MovingAverage(model, decay, warmup=warmup)
         self._parts.add_average(made)
         return made
+
+    def checkpoint_activations(self, model: nn.Module, *, every: int = 1, classes: Sequence[str] = ()) -> str:
+        """Recompute in the backward pass what some modules would keep for it: less memory, more time, the same bits.
+
+        Every `every`-th module of these classes; without classes, of the blocks that the model repeats. Returns which.
+        """
+        if isinstance(model, nn.DataParallel):
+            refuse_recomputation()
+        chosen = checkpoint_activations(unwrapped(model), every=every, classes=classes)
+        self._note_recomputed(unwrapped(model), chosen)
+        return str(chosen)
 
     def moves(self, average: MovingAverage) -> bool:
         """Is it one of this run's?"""
@@ -189,15 +223,26 @@ class Run:
 
         An iterable data set is read lane by lane. A torch DataLoader is rebuilt from its data set, collate function and
         workers, and its batch size is the global batch; one with a sampler of its own is used as it is, in fast mode.
+        With such a one, every epoch ends with the rank that has the fewest batches; `uneven="join"` lets the others go
+        on until all are through.
         """
         if isinstance(dataset, DataLoader):
+            for name in options.keys() - {"lanes_per_rank", "uneven"}:
+                raise UserError(
+                    f"run.loader(dataloader, …) has no option {name}: how samples are read is the DataLoader's to say"
+                )
             return rebuild(
-                dataset, self.world, seed=self.seed, global_batch=global_batch, lanes=lanes, tail=tail, **options
+                dataset, self.data_world, seed=self.seed, global_batch=global_batch, lanes=lanes, tail=tail, **options
             )
         if global_batch is None:
             raise UserError("run.loader(…) needs global_batch=: the samples of one step, over all processes")
+        if "uneven" in options:
+            raise UserError(
+                f"uneven={options['uneven']!r} is for a DataLoader with a sampler of its own: of a data set, every "
+                "process gets its share, and tail= says what becomes of the rest"
+            )
         kind = IterableLaneLoader if is_iterable(dataset) else LaneLoader
-        return kind(dataset, global_batch, self.world, lanes=lanes, tail=tail or "drop", seed=self.seed, **options)
+        return kind(dataset, global_batch, self.data_world, lanes=lanes, tail=tail or "drop", seed=self.seed, **options)
 
     def steps(
         self,
@@ -227,6 +272,7 @@ class Run:
         saving: Saving = _AT_THE_END,
     ) -> Iterator[Step]:
         """The same without the end, for a loop that has something to do after its last step."""
+        self._check_recomputed()
         return self._loop.steps(loader, epochs, steps, saving)
 
     @property
@@ -260,6 +306,12 @@ class Run:
         """With fp16, what losses are multiplied with at present."""
         return None if self._parts.scaler is None else self._parts.scaler.scale
 
+    @property
+    def traffic(self) -> dict[str, int]:
+        """Bytes of gradients that this rank sends in a step, and uncompressed would send; where they are compressed."""
+        traffic = self._parts.strategy.traffic
+        return {} if traffic is None else traffic.per_step()
+
     def evaluate(self, model: Any, dataset: Any, metrics: Metrics, *, batch: int = 256) -> dict[str, Any]:
         """Each metric over every sample, counted once: a float, or nested lists of numbers.
 
@@ -267,9 +319,12 @@ class Run:
         `dataset` may be a loader as well. The batches it is cut into do not depend on the number of ranks.
         """
         loader = dataset if isinstance(dataset, EvaluationLoader) else EvaluationLoader(dataset, batch, self.world)
+        loader = self._parts.strategy.share_evaluation(loader)
         precision = Precision(self.options.precision, self.world.device)  # a lane's own may be entered already
         with pulse.during(Phase.EVALUATING):
-            return evaluate(model, loader, metrics, self.world, seed=self.seed, precision=precision)
+            results = evaluate(model, loader, metrics, self.world, seed=self.seed, precision=precision)
+        self._parts.strategy.settle()
+        return results
 
     def log(self, **values: Any) -> None:
         """Put values into the run's events, on rank 0; all ranks may call it."""
@@ -291,12 +346,12 @@ class Run:
         self.journal.keep_text(name, self._loop.number, text)
 
     def state(self) -> dict[str, Tensor]:
-        """Every tensor that training changes, under a name that says what it is."""
+        """Every tensor that training changes, under a name that says what it is. All ranks ask together."""
         return self._parts.state()
 
     def digest(self) -> str:
-        """The sha256 of that state, in hex: equal digests, equal bits."""
-        return digest(self.state())
+        """The sha256 of that state, in hex: equal digests, equal bits. All ranks ask together."""
+        return digest(self._parts.tensors())
 
     def finish(self, **facts: Any) -> str:
         """End the run: its digest is compared over the ranks, and returned; its state is saved."""
@@ -305,7 +360,7 @@ class Run:
         pulse.enter(Phase.FINISHING)
         own = self.digest()
         if len(set(all_gather_object(own))) > 1:
-            digests = all_gather_object(tensor_digests(self.state()))
+            digests = all_gather_object(tensor_digests(self._parts.tensors()))
             names = dict.fromkeys(name for theirs in digests for name in theirs)
             name = next(name for name in names if len({theirs.get(name) for theirs in digests}) > 1)
             raise LockstepError(f"after step {self.step} the ranks differ in {name}: was it changed outside of a step?")
@@ -313,7 +368,7 @@ class Run:
             return own
         self._loop.save_as_asked()
         self._continuity.finish(**facts)
-        self.journal.events.emit("end", self.step, digest=own, **facts)
+        self.journal.events.emit("end", self.step, digest=own, **self.traffic, **facts)
         self.close()
         return own
 
@@ -323,15 +378,25 @@ class Run:
         self._continuity.close(abandon=abandon)
         self.journal.close()
 
+    def _choose_strategy(self, models: Sequence[nn.Module] = ()) -> None:
+        choice = choose_strategy(self.world, self.options, models, keep_gradients=self._traces)
+        self._parts.strategy, self._parts.why_strategy = choice
+
+    def _note_recomputed(self, model: nn.Module, chosen: Chosen | None) -> None:
+        if chosen is not None:
+            self._recomputed[model] = str(chosen)
+            self._facts["recomputed"] = "; ".join(self._recomputed.values())
+
+    def _check_recomputed(self) -> None:
+        """One of several models may have nothing of what the option says, but not all."""
+        told, models = self.options.activation_checkpointing, list(self._parts.models.values())
+        if told is None or not models:
+            return
+        require_all_classes(models, told.get("classes", ()))
+        if not self._recomputed:
+            raise nothing_repeated(models)
+
     def _check_open(self, what: str) -> None:
         """On every rank, or rank 0 alone would fail."""
         if self._loop.is_closed:
             raise UserError(f"run.{what}(…) after the run's end: run.open_steps(…) leaves it open, until run.finish()")
-
-
-@torch.no_grad()
-def _take_from_rank_0(tensor: Tensor) -> None:
-    """As bytes: a backend need not know every type, and wants its tensors contiguous."""
-    if tensor.numel():
-        flat = tensor.detach().contiguous().reshape(-1)
-        tensor.copy_(broadcast(flat.view(torch.uint8)).view(tensor.dtype).view(tensor.shape))

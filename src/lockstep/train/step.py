@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from lockstep.data.batch import GlobalBatch
 from lockstep.engine.buffers import Slot
 from lockstep.engine.engine import Engine, LanePass
-from lockstep.engine.gradients import scale_gradients
+from lockstep.engine.scaling import scale_gradients
 from lockstep.engine.table import Count, Term, Terms, as_terms
 from lockstep.errors import UserError
 from lockstep.supervision import pulse
@@ -92,8 +92,9 @@ class Step:
                 raise UserError("a second pass over the same model before step.update(): the first would be lost")
             earlier.finish()  # this one may need the buffers it leaves
         scaler = self._context.updater.scaler
-        lane_pass = self._context.engine.start_pass(parameters, divide_late=scaler is not None)
-        pending = _Pending(lane_pass, parameters, number)
+        engine = self._context.engine
+        lane_pass = engine.start_pass(parameters, divide_late=scaler is not None)
+        pending = _Pending(engine, lane_pass, parameters, number)
         if scaler is not None:
             pending.factor, pending.scale = scaler.factor, scaler.number
         pending.loss_function, pending.model = loss, model
@@ -147,6 +148,8 @@ class Step:
                 "step.update() without gradients: run step.accumulate(…), or all of step.lanes, before it; "
                 "several optimizers of one model go into one update"
             )
+        parameters = [parameter for each in passes for parameter in each.parameters]
+        _require_gradients(optimizers, parameters)
         pulse.enter(Phase.EXCHANGING)
         # A skipped update puts buffers back, and a pass that is finished later would write them once more.
         for each in self._passes if self._context.updater.may_skip else passes:
@@ -154,10 +157,10 @@ class Step:
         pulse.enter(Phase.UPDATING)
         self._passes = [each for each in self._passes if each not in passes]
         self._last_pass = passes[-1]
-        parameters = [parameter for each in passes for parameter in each.parameters]
         update = self._context.updater.apply(
             self.number,
             parameters,
+            self._context.engine,
             lambda: [loss_sum for each in passes for loss_sum in each.lane_pass.loss_sums()],
             optimizers,
         )
@@ -168,10 +171,10 @@ class Step:
             return
         if not update.is_overflow:
             for each in passes:
-                if each.loss_function is not None and each.model is not None:
+                if self._context.engine.can_replay and each.loss_function is not None and each.model is not None:
                     each.replay = partial(self._replayed, each.loss_function, each.model, each)
             with undisturbed_streams(cuda=True):  # lanes may be run again there, on each rank its own
-                self._context.investigator.report(self.number, passes)
+                self._context.investigator.report(self.number, passes, self._context.engine.reduced(parameters))
         for each in reversed(passes):  # a later pass has begun with what an earlier one had left
             each.put_buffers_back()
             for later in self._passes:
@@ -244,6 +247,7 @@ class _Kept(NamedTuple):
 class _Pending:
     """A pass over the lanes whose gradients no update has used yet."""
 
+    engine: Engine
     lane_pass: LanePass
     parameters: list[Parameter]
     number: int  # of the passes in this step
@@ -267,8 +271,7 @@ class _Pending:
         self.lane_pass.finish()
         self.is_finished = True
         if self.factor is not None:
-            gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-            scale_gradients(gradients, 1.0 / self.factor)
+            scale_gradients(self.engine.reduced(self.parameters).gradients, 1.0 / self.factor)
 
     def begin_with(self, buffers: list[_Kept]) -> None:
         """An earlier pass has been taken back: put back what was before that one, if it comes to it."""
@@ -287,3 +290,17 @@ class _Pending:
 def _place(batch: int, number: int, lane: int = 0) -> int:
     """One number for a lane of a pass over a batch: up to 2⁸ passes and 2²⁰ lanes."""
     return batch << 28 | number << 20 | lane
+
+
+def _require_gradients(optimizers: Sequence[Optimizer], parameters: Sequence[Parameter]) -> None:
+    """Else one would step on gradients of an earlier update, or on none."""
+    for optimizer in optimizers:
+        first = next((p for group in optimizer.param_groups for p in group["params"]), None)
+        if parameters and first is parameters[0]:
+            continue  # as it is most often
+        own = {p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+        if own and own.isdisjoint(parameters):
+            raise UserError(
+                f"step.update({type(optimizer).__name__}) without gradients of its parameters: they are in none of the "
+                "models that this step ran its lanes for"
+            )

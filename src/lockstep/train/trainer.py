@@ -122,6 +122,10 @@ class Trainer:
             callback.on_end(self)
         return self.history
 
+    def enable_gradient_checkpointing(self, *, every: int = 1, classes: Sequence[str] = ()) -> str:
+        """Keep less for the backward pass and compute it again there: see `Run.checkpoint_activations`."""
+        return self.run.checkpoint_activations(self.model, every=every, classes=classes)
+
     def stop(self, reason: str) -> None:
         """End the training after this evaluation. Every rank must come to the same decision."""
         self._stop_reason = reason
@@ -217,6 +221,7 @@ class Trainer:
             values["gradient_norm"] = step.norm.item()
         if self.run.loss_scale is not None:
             values["loss_scale"] = self.run.loss_scale
+        values |= self.run.traffic
         self.run.journal.events.emit("step", step.number, **values)
 
     def _loss_as_metric(self, model: Any, batch: Any) -> Any:

@@ -11,13 +11,16 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from lockstep.engine.engine import Engine
 from lockstep.engine.finite import all_finite
-from lockstep.engine.norm import global_norm, scale_to_norm
+from lockstep.engine.norm import scale_to_norm
+from lockstep.engine.reduced import Reduced
 from lockstep.train.average import MovingAverage
 from lockstep.train.nonfinite import NonFiniteError
 from lockstep.train.options import StepOptions
 from lockstep.train.precision import LossScaler
 from lockstep.train.schedule import Factor, set_rates
+from lockstep.train.strategies.strategy import Strategy
 
 _MOST_SKIPPED = 100  # updates in a row
 
@@ -35,10 +38,12 @@ class Updater:
         scaler: LossScaler | None,
         rates: Mapping[Optimizer, Factor],
         averages: Sequence[MovingAverage],
+        strategy: Strategy,
         before_update: Callable[[], None] = lambda: None,
     ) -> None:
         """`before_update` is called before anything is changed."""
         self.scaler = scaler
+        self._strategy = strategy
         self._clip_norm = options.clip_norm
         self._looks = options.on_nonfinite != "ignore" or scaler is not None
         self.may_skip = options.on_nonfinite == "skip" or scaler is not None
@@ -51,25 +56,24 @@ class Updater:
         self,
         number: int,
         parameters: Sequence[Parameter],
+        engine: Engine,
         loss_sums: Callable[[], Sequence[Tensor]],
         optimizers: Sequence[Optimizer],
     ) -> Update:
-        """Make update `number`, unless something in it is not finite."""
-        gradients: list[Tensor] = []
-        if self._looks or self._clip_norm is not None:
-            gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        norm = None if self._clip_norm is None else global_norm(gradients)
-        # A norm is finite only if all that went into it is.
-        if self._looks and not all_finite([*loss_sums(), *(gradients if norm is None else [norm])]):
+        """Make update `number`, unless something in it is not finite. `engine`: that the gradients are of."""
+        reduced = engine.reduced(parameters) if self._looks or self._clip_norm is not None else None
+        norm = None if self._clip_norm is None or reduced is None else reduced.norm()
+        if self._looks and reduced is not None and not _is_finite(reduced, norm, loss_sums()):
             return self._skip(number, norm)
         self._skipped_in_a_row = 0
         self._before_update()
-        if norm is not None and self._clip_norm is not None:
-            scale_to_norm(gradients, norm, self._clip_norm)
+        if norm is not None and reduced is not None and self._clip_norm is not None:
+            scale_to_norm(reduced.gradients, norm, self._clip_norm)
         for optimizer in optimizers:
             if optimizer in self._rates:
                 set_rates(optimizer, self._rates[optimizer](number - 1))
-            optimizer.step()
+            self._strategy.step(optimizer)
+        engine.after_update(parameters)
         if self._averages:
             moved = {p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
             for average in self._averages:
@@ -90,3 +94,9 @@ class Updater:
             self.scaler.shrink()
             return Update(False, norm, is_overflow=True)
         return Update(False, norm)
+
+
+def _is_finite(reduced: Reduced, norm: Tensor | None, loss_sums: Sequence[Tensor]) -> bool:
+    if norm is None:
+        return reduced.all_finite(loss_sums)
+    return all_finite([*loss_sums, norm])  # a norm is finite only if all that went into it is

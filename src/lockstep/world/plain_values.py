@@ -22,7 +22,7 @@ _MAX_DEPTH = 100  # far from where Python's stack ends: what was split can be jo
 
 
 class Shard(NamedTuple):
-    """This rank's box of a tensor that no rank has whole."""
+    """This rank's box of a tensor that no rank has whole; or, with a single offset, its stretch of it, flattened."""
 
     local: Tensor
     offsets: tuple[int, ...]  # where it begins in the whole

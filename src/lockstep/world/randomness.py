@@ -2,11 +2,13 @@
 
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
+from torch import Tensor
 
 _MASK = (1 << 64) - 1
 _NUMPY_SEED_BITS = (1 << 32) - 1
@@ -55,18 +57,37 @@ def seed_cpu_streams(key: int) -> None:
     _python_stream.gauss_next = None  # type: ignore[attr-defined]  # the second of a pair drawn before
 
 
+class StreamStates(NamedTuple):
+    """Where the global streams are: torch's, numpy's, Python's, and those of some GPUs."""
+
+    torch_cpu: Tensor
+    python: tuple[Any, ...]
+    numpy: Any
+    cuda: dict[int, Tensor]
+
+    @classmethod
+    def now(cls, gpus: Iterable[int] = ()) -> Self:
+        return cls(
+            torch.default_generator.get_state(),
+            random.getstate(),
+            np.random.get_state(legacy=False),
+            {gpu: torch.cuda.get_rng_state(gpu) for gpu in gpus},
+        )
+
+    def put_back(self) -> None:
+        torch.default_generator.set_state(self.torch_cpu)
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)
+        for gpu, state in self.cuda.items():
+            torch.cuda.set_rng_state(state, gpu)
+
+
 @contextmanager
 def undisturbed_streams(*, cuda: bool = False) -> Iterator[None]:
     """Put the global streams back afterwards, with `cuda` the GPU's too: the caller draws on as if nothing had been."""
-    torch_state = torch.default_generator.get_state()
-    python_state = random.getstate()
-    numpy_state = np.random.get_state(legacy=False)
-    cuda_state = torch.cuda.get_rng_state() if cuda and torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+    is_on_gpu = cuda and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    states = StreamStates.now([torch.cuda.current_device()] if is_on_gpu else [])
     try:
         yield
     finally:
-        torch.default_generator.set_state(torch_state)
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
-        if cuda_state is not None:
-            torch.cuda.set_rng_state(cuda_state)
+        states.put_back()

@@ -137,3 +137,14 @@ class Own(Sampler[int]):
 def test_a_dataloader_that_does_not_say_which_samples_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="give the data set itself"):
         EvaluationLoader(DataLoader(SET, **options), 2, World())
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 7])
+def test_equal_numbers_of_chunks_count_every_sample_once(num_ranks: int) -> None:
+    loader = EvaluationLoader(TensorDataset(torch.arange(19)), 4, World())  # 5 chunks
+    shares = [list(loader.equally(World(rank=rank, size=num_ranks))) for rank in range(num_ranks)]
+    assert {len(share) for share in shares} == {-(-5 // num_ranks)}
+    counted = [number for share in shares for batch in share if batch.counts for number in batch.data[0].tolist()]
+    assert sorted(counted) == list(range(19))
+    assert not any(batch.counts for batch in loader.equally(World(), counts=False))
+    assert len(list(loader)) == 5

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lockstep.data.lanes import Lanes, share_lanes
 from lockstep.engine.channel import Message
-from lockstep.engine.exchange import AlignedNodes, RecursiveHalving, choose_exchange
+from lockstep.engine.exchange import AlignedNodes, RecursiveHalving, choose_exchange, sum_everywhere
 from lockstep.engine.tree import TreeSum, cover, leaf
 
 TIMEOUT_S = 20.0
@@ -59,7 +59,7 @@ def sum_on_ranks(lanes: Lanes, leaves: Tensor, divisor: float = 1.0) -> tuple[li
         for lane in lanes.of(rank):
             sums.push(leaf(lane), leaves[lane].clone())
         exchange = choose_exchange(channels[rank], rank, lanes)
-        results[rank] = exchange.sum([part for _, part in sums], divide)
+        results[rank] = sum_everywhere(exchange, [part for _, part in sums], divide)
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(lanes.shares))]
     for thread in threads:

@@ -1,6 +1,7 @@
 """Fast mode on one process: losses are divided by the count of the pass before, gradients end up over their own."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 
 from lockstep.data.lanes import share_lanes
 from lockstep.engine.fast_engine import FastEngine
+from lockstep.engine.replicas import Replicas
 from lockstep.world.world import World
 
 LANES = 2
@@ -16,7 +18,9 @@ LANES = 2
 class Setting:
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         self.model = nn.Linear(3, 1, bias=False).to(dtype)
-        self.engine = FastEngine(World(), share_lanes(LANES, 1), [self.model])
+        self.engine = FastEngine(
+            World(), share_lanes(LANES, 1), [self.model], replicate=partial(Replicas, world=World())
+        )
         self.inputs = torch.ones(4, 3, dtype=dtype)
 
     def pass_over(self, count: int, *, divide_late: bool = False) -> list[float]:

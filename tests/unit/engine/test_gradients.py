@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from lockstep.engine.gradients import OneRankGradients, scale_gradients
+from lockstep.engine.gradients import OneRankGradients
+from lockstep.engine.scaling import scale_gradients
 
 NEGATIVE_ZERO = torch.tensor([-0.0])
 

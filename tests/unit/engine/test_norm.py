@@ -43,3 +43,10 @@ def test_low_precision_is_summed_in_high() -> None:
 def test_sparse_gradients_are_refused_in_words() -> None:
     with pytest.raises(UserError, match="clip_norm cannot clip sparse gradients"):
         global_norm([torch.ones(2, 2).to_sparse()])
+
+
+def test_a_mere_number_is_clipped_to_the_bits_that_it_has_in_a_list() -> None:
+    for value in torch.randn(100, generator=torch.Generator().manual_seed(0)):
+        number, listed = value.clone(), value.clone().view(1)
+        scale_to_norm([number, listed], torch.tensor(1.7, dtype=torch.float64), 0.3)
+        assert number == listed[0]

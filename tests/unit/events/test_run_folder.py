@@ -62,7 +62,11 @@ FREE = {
     "bucket_mb": 1.0,
     "lanes_per_rank": [1, 7],
     "ddp_backend": "gloo",
+    "parallel": {"shard": 2},
+    "fsdp": {"wrap": ["Block"], "min_parameters": 100.0, "cpu_offload": True, "reshard_after_forward": False},
+    "tensor_plan": {"*.query": "column"},
     "find_unused_parameters": True,
+    "activation_checkpointing": {"every": 2},
     "checkpoint": {"every": "7 steps", "keep": 9, "keep_every": 4, "memory": False},
 }
 

@@ -21,6 +21,8 @@ START: Event = {
     "lanes": 8,
     "speed_up_bound": 2.0,
     "total_steps": 10,
+    "parallel": "zero",
+    "why_parallel": "as configured",
     "precision": "bf16",
     "learning_rates": [0.001, 0.0001, 0.001],
     "parameters": 1234,
@@ -34,6 +36,7 @@ def test_the_start_names_processes_and_the_effective_batch() -> None:
     assert "effective batch 64 = 8 lanes × 8 on 2 processes (speed-up at most ×2)" in lines[1]
     assert "learning rate 0.001 and 0.0001 in bf16" in lines[1]
     assert "runs/a" in lines[1]
+    assert lines[2] == "parallel: zero (as configured)"
 
 
 def test_an_uneven_share_bounds_the_speed_up() -> None:

@@ -248,6 +248,10 @@ def test_arguments_are_checked() -> None:
         run.optimizer(nn.Linear(2, 2), lambda params: torch.optim.LBFGS(params))
     with pytest.raises(UserError, match="needs global_batch="):
         run.loader(DATA)
+    with pytest.raises(UserError, match=r"^uneven=.join. is for a DataLoader with a sampler of its own: .* tail="):
+        run.loader(DATA, 16, uneven="join")
+    with pytest.raises(UserError, match=r"^run.loader\(dataloader, …\) has no option workers: .* is the DataLoader's"):
+        run.loader(DataLoader(DATA, batch_size=8), workers=2)
     with pytest.raises(UserError, match="nothing to train"):
         next(run.steps(run.loader(DATA, 16), steps=1))
     with pytest.raises(ValueError, match="either epochs or steps"):

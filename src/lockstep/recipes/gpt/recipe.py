@@ -71,8 +71,8 @@ class GptRecipe:
         }
 
     def conclude(self, run: Run, model: nn.Module, config: GptConfig) -> None:
-        """Let the model write something. Rank 0 alone does: all have the same model, and would write the same."""
-        if config.data.sample and run.world.is_main:
+        """Let the model write something. All ranks do, the same: each may have only a part of the model."""
+        if config.data.sample:
             assert isinstance(model, Gpt)
             text = write(model, config.data.sample, config.data.temperature, stream(run.seed, "sample"))
             run.log_text("sample", text)

@@ -1,0 +1,114 @@
+"""Activation checkpointing: peak memory and time of a step of a GPT, with and without.
+
+    .venv/bin/python bench/activation_checkpointing.py [--depth 12] [--width 256] [--length 256] [--batch 16]
+        [--rounds 8] [--steps 2] [--device auto]
+
+One process, one thread, a single lane. Times are interleaved in one process. Peaks are of processes of their own, one
+for each round and kind: on a CPU the resident memory at its highest above what there was before the model was made, on
+a GPU what torch had allocated at most. Both include weights, gradients and the optimizer's state. On a CPU, what is
+resident depends on what the C library keeps of freed memory: "needed" is with all of it given back at once.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from functools import partial
+from typing import Any
+
+import torch
+from loop import LockstepLoop
+from measure import interleave, table
+from torch.utils.data import TensorDataset
+from workloads import GPT, Workload, predict
+
+from lockstep.world.memory import peak_memory_bytes
+from lockstep.world.setup import setup_distributed
+
+KINDS: dict[str, dict[str, Any]] = {
+    "kept": {},
+    "kept again": {},
+    "recomputed": {"activation_checkpointing": {}},
+    "every other block recomputed": {"activation_checkpointing": {"every": 2}},
+}
+VOCABULARY = 2000
+
+
+def make_loop(sizes: argparse.Namespace, kind: str) -> LockstepLoop:
+    torch.set_num_threads(1)
+    world = setup_distributed(device=None if sizes.device == "auto" else sizes.device)
+    generator = torch.Generator().manual_seed(0)
+    text = torch.randint(0, VOCABULARY, (sizes.batch * 4, sizes.length + 1), generator=generator)
+    data = TensorDataset(text[:, :-1].contiguous(), text[:, 1:].contiguous())
+    heads = 8
+    work = Workload(lambda: GPT(VOCABULARY, sizes.width, sizes.depth, sizes.length, heads), data, predict)
+    make = partial(torch.optim.AdamW, lr=1e-4)
+    return LockstepLoop(work, world, sizes.batch, 1, make, **KINDS[kind])
+
+
+def advance(loop: LockstepLoop, steps: int) -> None:
+    loop.advance(steps)
+    if loop.run.world.device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def peak_of(sizes: argparse.Namespace, kind: str) -> None:
+    """Of this process, printed."""
+    device = setup_distributed(device=None if sizes.device == "auto" else sizes.device).device
+    name = "peak_device_bytes" if device.type == "cuda" else "peak_host_bytes"
+    before = peak_memory_bytes(device)[name]
+    loop = make_loop(sizes, kind)
+    loop.advance(2)
+    print(json.dumps(peak_memory_bytes(device)[name] - before))
+
+
+def peaks(sizes: argparse.Namespace, variables: dict[str, str]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {kind: [] for kind in KINDS}
+    for _ in range(sizes.memory_rounds):
+        for kind in KINDS:
+            command = [sys.executable, *sys.argv, "--peak-of", kind]
+            out = subprocess.run(
+                command, env=os.environ | variables, stdout=subprocess.PIPE, text=True, check=True
+            ).stdout
+            found[kind].append(json.loads(out.splitlines()[-1]))
+    return found
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--depth", type=int, default=12)
+    arguments.add_argument("--width", type=int, default=256)
+    arguments.add_argument("--length", type=int, default=256)
+    arguments.add_argument("--batch", type=int, default=16)
+    arguments.add_argument("--rounds", type=int, default=8)
+    arguments.add_argument("--memory-rounds", type=int, default=3)
+    arguments.add_argument("--steps", type=int, default=2)
+    arguments.add_argument("--device", default="auto")
+    arguments.add_argument("--peak-of", choices=KINDS)
+    sizes = arguments.parse_args()
+    if sizes.peak_of is not None:
+        peak_of(sizes, sizes.peak_of)
+        return
+    shape = f"GPT of {sizes.depth} blocks, width {sizes.width}, {sizes.batch} × {sizes.length} tokens"
+    for title, variables in {"needed": {"MALLOC_MMAP_THRESHOLD_": "262144"}, "resident": {}}.items():
+        found = peaks(sizes, variables)
+        base = statistics.median(found["kept"])
+        print(f"{shape}\n| {title} | peak MB | ratio | range |\n|---|---|---|---|")
+        for kind, values in found.items():
+            low, high = min(values) / base, max(values) / base
+            middle = statistics.median(values)
+            print(f"| {kind} | {middle / 1e6:,.1f} | {middle / base:.3f} | {low:.2f}–{high:.2f} |")
+        print(flush=True)
+    loops = {kind: make_loop(sizes, kind) for kind in KINDS}
+    timings = interleave(
+        {kind: partial(advance, loop, sizes.steps) for kind, loop in loops.items()}, sizes.rounds, sizes.steps
+    )
+    print(table(shape, timings), flush=True)
+    for loop in loops.values():
+        loop.run.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Strategies against each other: time of a step, and bytes of weights and optimizer on each rank.
+
+    .venv/bin/python bench/strategies.py [--processes 2] [--lanes 4] [--rounds 12] [--steps 8]
+
+One thread a process, AdamW, everything through `Run`.
+"""
+
+import argparse
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from loop import LockstepLoop
+from measure import Timing, interleave, table
+from workloads import workload
+
+from lockstep.testing import ranks
+from lockstep.world.world import World
+
+WORKLOADS = {"mlp-9M": 64, "gpt-9M": 16}
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "ddp": {"parallel": "ddp"},
+    "ddp again": {"parallel": "ddp"},
+    "zero": {"parallel": "zero"},
+    "ddp, fast": {"parallel": "ddp", "determinism": "fast"},
+    "fsdp": {"parallel": "fsdp", "determinism": "fast", "fsdp": {"min_parameters": 1e5}},
+}
+
+
+class Sizes(NamedTuple):
+    weights: int
+    optimizer: int
+
+
+def sizes(loop: LockstepLoop) -> Sizes:
+    here = loop.run._parts.strategy.optimizer_here(loop.optimizer)
+    state = [value for each in here.state.values() for value in each.values() if isinstance(value, torch.Tensor)]
+    return Sizes(sum(map(_bytes_here, loop.model.parameters())), sum(map(_bytes_here, state)))
+
+
+def compare(
+    world: World, name: str, batch: int, lanes: int, steps: int, rounds: int
+) -> tuple[list[Timing], dict[str, Sizes]]:
+    torch.set_num_threads(1)
+    work = workload(name, batch * steps)
+    make = partial(torch.optim.AdamW, lr=1e-4)
+    loops = {kind: LockstepLoop(work, world, batch, lanes, make, **options) for kind, options in STRATEGIES.items()}
+    timings = interleave({kind: partial(loop.advance, steps) for kind, loop in loops.items()}, rounds, steps)
+    found = {kind: sizes(loop) for kind, loop in loops.items()}
+    for loop in loops.values():
+        loop.run.close()
+    return timings, found
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--processes", type=int, default=2)
+    arguments.add_argument("--lanes", type=int, default=4)
+    arguments.add_argument("--rounds", type=int, default=12)
+    arguments.add_argument("--steps", type=int, default=8)
+    options = arguments.parse_args()
+    for name, batch in WORKLOADS.items():
+        group = ranks(options.processes, timeout_s=1500)
+        answers = group.run(compare, name, batch, options.lanes, options.steps, options.rounds)
+        print(table(f"{name}: {options.processes} processes, {options.lanes} lanes, batch {batch}", answers[0][0]))
+        print("| | weights, bytes by rank | optimizer, bytes by rank |\n|---|---|---|")
+        for kind in STRATEGIES:
+            weights = ", ".join(f"{found[kind].weights:,}" for _, found in answers)
+            optimizer = ", ".join(f"{found[kind].optimizer:,}" for _, found in answers)
+            print(f"| {kind} | {weights} | {optimizer} |")
+        print(flush=True)
+
+
+def _bytes_here(tensor: torch.Tensor) -> int:
+    local = getattr(tensor, "to_local", lambda: tensor)()
+    return int(local.nbytes)
+
+
+if __name__ == "__main__":
+    main()

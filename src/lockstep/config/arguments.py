@@ -1,0 +1,21 @@
+"""Checks of what a script hands over, which no schema has read: each failure is one line that names the value."""
+
+from typing import Any
+
+from lockstep.errors import UserError
+
+
+def require_count(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UserError(f"{name}={value!r}: expected a whole number greater than 0")
+
+
+def require_positive(name: str, value: Any, *, otherwise: str = "") -> None:
+    """`otherwise`: what else it may be, for the message."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise UserError(f"{name}={value!r}: expected a number greater than 0{otherwise}")
+
+
+def require_flag(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise UserError(f"{name}={value!r}: expected True or False")

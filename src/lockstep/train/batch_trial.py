@@ -1,0 +1,64 @@
+"""One size tried out: a few real steps of a recipe, with its optimizer and average, on one process."""
+
+import time
+from typing import Any, NamedTuple
+
+import torch
+
+from lockstep.config.schema import Config
+from lockstep.train.job import step_options
+from lockstep.train.optimizer import build_optimizer
+from lockstep.train.recipe import Recipe
+from lockstep.train.run import Run
+from lockstep.world.memory import peak_memory_bytes
+from lockstep.world.world import World
+
+_MOST_STEPS = 8
+_LONG_ENOUGH_S = 0.5
+
+
+class Trial(NamedTuple):
+    peak_bytes: int | None  # on a CPU, above what the process had before
+    sample_s: float
+    num_samples: int | None  # of the training set, where that is known
+
+
+def try_lane(recipe: Recipe, config: Config, world: World, lane_batch: int, lanes: int) -> Trial:
+    """As many lanes as each process of the real run will have, one after another."""
+    before = peak_memory_bytes(world.device)
+    run = Run(None, world, **step_options(config))
+    model = run.prepare(recipe.model(config))
+    batch = lane_batch * lanes
+    optimizer = run.optimizer(model, build_optimizer(model, config.optim, batch))
+    if config.average is not None:
+        run.average(model, config.average.decay)
+    dataset = recipe.data(config).train
+    model.train()
+    seconds, timed = 0.0, 0
+    for step in run.open_steps(run.loader(dataset, batch, lanes=lanes, tail=config.tail), steps=_MOST_STEPS):
+        began = _now(world)
+        step.accumulate(recipe.loss, model)
+        step.update(optimizer)
+        if step.number > 1:  # the first also makes the optimizer's state
+            seconds += _now(world) - began
+            timed += 1
+        if seconds > _LONG_ENOUGH_S:
+            break
+    peaks = peak_memory_bytes(world.device)
+    run.close()
+    kind = "peak_device_bytes" if world.device.type == "cuda" else "peak_host_bytes"
+    peak = peaks[kind] - before[kind] if kind in peaks else None
+    return Trial(peak, seconds / (timed * batch), _length(dataset))
+
+
+def _now(world: World) -> float:
+    if world.device.type == "cuda":
+        torch.cuda.synchronize(world.device)
+    return time.perf_counter()
+
+
+def _length(dataset: Any) -> int | None:
+    try:
+        return len(dataset)
+    except TypeError:  # a stream
+        return None

@@ -1,0 +1,146 @@
+"""Which layers are shared out along a mesh's axis `tensor`, and how: `tensor_plan: {"*.query": column, "*.out": row}`.
+
+column     a Linear's or Embedding's outputs are shared out: each rank goes on with its own features
+row        a Linear's inputs are: it takes what a column layer has left, and its output is whole again; of an
+           Embedding, its rows
+sequence   a norm's or dropout's input is, along dimension 1; so are all between `row_to_sequence` and
+           `column_from_sequence`, which change over. `…_gathered` leave their output whole.
+"""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from lockstep.errors import UserError
+from lockstep.train.strategies.units import inside_attention
+
+_LAYERS = (nn.Linear, nn.Embedding)
+_NORMS = (nn.LayerNorm, nn.RMSNorm, nn.Dropout)
+_KINDS: dict[str, tuple[type[nn.Module], ...]] = {
+    "column": _LAYERS,
+    "column_gathered": _LAYERS,
+    "column_from_sequence": (nn.Linear,),
+    "row": _LAYERS,
+    "row_to_sequence": _LAYERS,
+    "sequence": _NORMS,
+    "sequence_gathered": _NORMS,
+}
+
+
+class Planned(NamedTuple):
+    path: str
+    module: nn.Module
+    style: str
+
+
+class TensorPlan:
+    """Over all models of a run: a pattern is to match a module of one of them."""
+
+    def __init__(self, plan: Mapping[str, str], num_ranks: int) -> None:
+        for pattern, style in plan.items():
+            if style not in _KINDS:
+                raise UserError(f"tensor_plan: {pattern}: {style!r} is not one of {', '.join(_KINDS)}")
+        if num_ranks > 1 and not plan:
+            raise UserError(
+                f"tensor={num_ranks} needs a tensor_plan that says which layers to share out, as in "
+                'tensor_plan={"*.query": "column", "*.out": "row"}'
+            )
+        self._plan = plan
+        self._num_ranks = num_ranks
+        self._unmatched = set(plan)
+        self._paths: list[str] = []
+
+    def check_matched(self) -> None:
+        """All models have been shared out."""
+        for pattern in self._plan:
+            if pattern in self._unmatched:
+                near = difflib.get_close_matches(pattern, self._paths, n=3, cutoff=0.3)
+                hint = f"; near it are {', '.join(near)}" if near else ""
+                raise UserError(f"tensor_plan: {pattern!r} matches no module of the model{hint}")
+
+    def apply(self, model: nn.Module, mesh: Any) -> None:
+        for planned in self.modules(model):
+            if self._num_ranks > 1:
+                _share_out(planned, mesh)
+
+    def modules(self, model: nn.Module) -> list[Planned]:
+        """Those of a model that are to be shared out; of several patterns that match, the first counts."""
+        chosen = []
+        tied = _tied(model)
+        uncalled = inside_attention(model)
+        for path, module in model.named_modules():
+            self._paths.append(path)
+            pattern = next((each for each in self._plan if fnmatchcase(path, each)), None)
+            if pattern is None:
+                continue
+            self._unmatched.discard(pattern)
+            planned = Planned(path, module, self._plan[pattern])
+            _check(planned, self._num_ranks)
+            if module in uncalled:
+                raise UserError(
+                    f"tensor_plan: {path} is inside a MultiheadAttention, which does not call it: write attention with "
+                    "Linear layers of its own"
+                )
+            if module in tied:
+                raise UserError(
+                    f"tensor_plan: {path} shares its weight with another module, and would lose that: leave it out"
+                )
+            chosen.append(planned)
+        return chosen
+
+
+def _check(planned: Planned, num_ranks: int) -> None:
+    path, module, style = planned
+    if not isinstance(module, _KINDS[style]):
+        kinds = " or ".join(kind.__name__ for kind in _KINDS[style])
+        raise UserError(f"tensor_plan: {path} is a {type(module).__name__}, and {style} is for a {kinds}")
+    if isinstance(module, nn.Linear):
+        what, size = ("in", module.in_features) if style.startswith("row") else ("out", module.out_features)
+    elif isinstance(module, nn.Embedding):
+        rows = style.startswith("row")
+        what, size = ("row", module.num_embeddings) if rows else ("out", module.embedding_dim)
+    else:
+        return
+    if size % num_ranks:
+        raise UserError(f"tensor_plan: {path} has {size} {what} features, which {num_ranks} ranks cannot share equally")
+
+
+def _share_out(planned: Planned, mesh: Any) -> None:
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleOutput,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
+
+    is_embedding = isinstance(planned.module, nn.Embedding)
+    whole, features, sequence = Replicate(), Shard(-1), Shard(1)
+    rows_from = whole if is_embedding else features
+    styles: dict[str, Iterable[Any]] = {
+        "column": [ColwiseParallel(output_layouts=features)],
+        "column_gathered": [ColwiseParallel(output_layouts=whole)],
+        "column_from_sequence": [ColwiseParallel(input_layouts=sequence)],
+        "row": [RowwiseParallel(input_layouts=rows_from)],
+        "row_to_sequence": [RowwiseParallel(input_layouts=rows_from, output_layouts=sequence)],
+        "sequence": [SequenceParallel()],
+        "sequence_gathered": [
+            SequenceParallel(),
+            PrepareModuleOutput(output_layouts=sequence, desired_output_layouts=whole),
+        ],
+    }
+    for style in styles[planned.style]:
+        parallelize_module(planned.module, mesh, style, src_data_rank=None)  # all ranks have the same weights already
+
+
+def _tied(model: nn.Module) -> set[nn.Module]:
+    users: dict[nn.Parameter, list[nn.Module]] = {}
+    for module in model.modules():
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                users.setdefault(parameter, []).append(module)
+    return {module for modules in users.values() if len(modules) > 1 for module in modules}

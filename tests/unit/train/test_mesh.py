@@ -1,0 +1,146 @@
+"""How a mesh is laid out, and a model cut up; all that needs no other rank."""
+
+from math import prod
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lockstep.errors import UserError
+from lockstep.train.fsdp_options import FsdpOptions
+from lockstep.train.options import StepOptions
+from lockstep.train.run import Run
+from lockstep.train.strategies.choice import choose_strategy
+from lockstep.train.strategies.mesh_sizes import mesh_sizes
+from lockstep.train.strategies.tensor_plan import TensorPlan
+from lockstep.train.strategies.units import choose_units
+from lockstep.world.world import World
+
+
+@pytest.mark.parametrize(
+    ("parallel", "num_ranks", "sizes"),
+    [
+        ("fsdp", 6, (1, 6, 1)),
+        ({"shard": 2}, 8, (4, 2, 1)),
+        ({"data": 2}, 8, (2, 4, 1)),
+        ({"data": 2, "tensor": 2}, 8, (2, 2, 2)),
+        ({"shard": 2, "tensor": 4}, 8, (1, 2, 4)),
+        ({"tensor": 4}, 4, (1, 1, 4)),
+        ({"data": 2, "shard": None, "tensor": None}, 2, (2, 1, 1)),
+    ],
+)
+def test_what_is_left_out_is_filled_up(parallel: Any, num_ranks: int, sizes: tuple[int, int, int]) -> None:
+    assert tuple(mesh_sizes(parallel, num_ranks)) == sizes
+    assert prod(sizes) == num_ranks
+
+
+@pytest.mark.parametrize(
+    ("parallel", "told"),
+    [
+        ({"data": 2, "shard": 2}, r"data 2 × shard 2 × tensor 1 = 4 processes, but 6 were started: make the product 6"),
+        ({"data": 4}, r"data 4 × shard 1 × tensor 1 = 4 processes, but 6"),
+        ({"tensor": 2}, r"data 1 × shard 1 × tensor 2 = 2 processes, but 6"),
+        ({"shard": 0}, r"parallel.shard=0: expected a whole number of at least 1"),
+        ({"shard": 2.0}, r"parallel.shard=2.0: expected a whole number"),
+        ({"shards": 2}, r"no axis 'shards', but data, shard, tensor; did you mean shard\?"),
+    ],
+)
+def test_what_does_not_come_out_even_shows_its_arithmetic(parallel: Any, told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        mesh_sizes(parallel, 6)
+
+
+def test_ranks_of_a_tensor_group_share_a_place_among_the_data() -> None:
+    plan = {"tensor_plan": {"*": "column"}, "determinism": "fast"}
+    for rank in range(8):
+        options = StepOptions(parallel={"shard": 2, "tensor": 2}, **plan)  # type: ignore[arg-type]
+        strategy = choose_strategy(World(rank=rank, size=8), options).strategy
+        assert (strategy.data_world.rank, strategy.data_world.size) == (rank // 2, 4)
+        assert strategy.name == "{data: 2, shard: 2, tensor: 2}"
+
+
+def test_one_process_is_a_mesh_too() -> None:
+    run = Run(None, World(), parallel="fsdp", determinism="fast")
+    model = run.prepare(nn.Linear(3, 2))
+    optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
+    dataset = torch.utils.data.TensorDataset(torch.ones(8, 3))
+    for step in run.steps(run.loader(dataset, 4, lanes=2), steps=2):
+        step.accumulate(lambda model, batch: (model(*batch).sum(), 2), model)
+        step.update(optimizer)
+    assert run.step == 2
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(10, 100), nn.Linear(100, 2)
+        self.norm = nn.LayerNorm(2)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.norm(self.narrow(self.wide(inputs)))
+        return scores
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.attention = nn.MultiheadAttention(10, 2)
+        self.tokens, self.head = nn.Embedding(50, 10), nn.Linear(10, 50, bias=False)
+        self.head.weight = self.tokens.weight
+        self.places = nn.Embedding(50, 10)
+
+
+def names(model: nn.Module, **options: Any) -> list[str]:
+    found = {module: path for path, module in model.named_modules()}
+    return [found[module] for module in choose_units(model, FsdpOptions.read(options))]
+
+
+def test_units_by_class_are_inner_before_outer() -> None:
+    assert names(Model(), wrap=["Block", "LayerNorm"]) == [
+        "blocks.1.norm",
+        "blocks.1",
+        "blocks.0.norm",
+        "blocks.0",
+        "",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("least", "units"),
+    [
+        (1000, ["blocks.1.wide", "blocks.0.wide", ""]),  # 1,100 each; the rest of a block has 206
+        (1200, ["blocks.1", "blocks.0", ""]),
+        (200, ["attention", "blocks.1.narrow", "blocks.1.wide", "blocks.0.narrow", "blocks.0.wide", ""]),
+        # Not attention's own layer, which nobody calls; not a list of blocks; not what is tied to something outside;
+        # not an embedding, whose weight may be used elsewhere.
+        (100, ["attention", "blocks.1.narrow", "blocks.1.wide", "blocks.0.narrow", "blocks.0.wide", ""]),
+        (2500, [""]),
+    ],
+)
+def test_units_by_size_are_as_deep_as_there_is_enough(least: int, units: list[str]) -> None:
+    assert names(Model(), min_parameters=least) == units
+
+
+def test_of_several_patterns_the_first_counts() -> None:
+    plan = TensorPlan({"blocks.0.*": "column", "*.wide": "row", "*.norm": "sequence"}, 2)
+    model = Model()
+    del model.blocks[0].norm
+    styles = {planned.path: planned.style for planned in plan.modules(model)}
+    assert styles == {
+        "blocks.0.wide": "column",
+        "blocks.0.narrow": "column",
+        "blocks.1.wide": "row",
+        "blocks.1.norm": "sequence",
+    }
+    plan.check_matched()
+
+
+def test_a_pattern_may_be_of_any_of_several_models() -> None:
+    plan = TensorPlan({"wide": "column", "0": "column"}, 2)
+    plan.modules(Block())
+    with pytest.raises(UserError, match="'0' matches no module"):
+        plan.check_matched()
+    plan.modules(nn.Sequential(nn.Linear(2, 2)))
+    plan.check_matched()

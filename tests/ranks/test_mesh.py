@@ -96,7 +96,7 @@ def of_all_ranks(world: World) -> LaneLoader:
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "lockstep mode": ({"determinism": "lockstep"}, "parallel=fsdp adds up in an order of its own"),
-    "an axis": ({"parallel": {"date": 2}}, "parallel has no axis 'date', but data, shard, tensor; did you mean data?"),
+    "an axis": ({"parallel": {"date": 2}}, "parallel has no axis date; did you mean data?"),
     "the product": (
         {"parallel": {"data": 2, "shard": 2}},
         "parallel: data 2 × shard 2 × tensor 1 = 4 processes, but 2 were started",

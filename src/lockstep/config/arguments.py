@@ -1,5 +1,7 @@
 """Checks of what a script hands over, which no schema has read: each failure is one line that names the value."""
 
+import difflib
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lockstep.errors import UserError
@@ -19,3 +21,12 @@ def require_positive(name: str, value: Any, *, otherwise: str = "") -> None:
 def require_flag(name: str, value: Any) -> None:
     if not isinstance(value, bool):
         raise UserError(f"{name}={value!r}: expected True or False")
+
+
+def require_known(what: str, given: Iterable[str], known: Sequence[str]) -> None:
+    """`what`: in words, as in "fsdp has no option"."""
+    for name in given:
+        if name not in known:
+            nearest = difflib.get_close_matches(str(name), known, n=1)
+            hint = f"; did you mean {nearest[0]}?" if nearest else f": expected {', '.join(known)}"
+            raise UserError(f"{what} {name}{hint}")

@@ -1,10 +1,10 @@
 """How a loader gets at its samples: by whom, how far ahead, and how they become a batch. Not which."""
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
+from lockstep.config.arguments import require_known
 from lockstep.data.samples import Collate
 from lockstep.data.workers import WorkerInit, Workers
 from lockstep.errors import UserError
@@ -26,12 +26,7 @@ class Reading:
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> Self:
         """From a loader's keyword arguments; one that there is not is an error that names the nearest."""
-        names = [each.name for each in fields(cls)]
-        for name in given:
-            if name not in names:
-                nearest = difflib.get_close_matches(name, names, n=1)
-                hint = f"; did you mean {nearest[0]}?" if nearest else ""
-                raise UserError(f"a loader has no option {name}{hint}")
+        require_known("a loader has no option", given, [each.name for each in fields(cls)])
         return cls(**given)
 
     @property

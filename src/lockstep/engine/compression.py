@@ -1,6 +1,5 @@
 """Gradients in fewer bytes, in fast mode: DistributedDataParallel hands over its buckets, and gets back their means."""
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, fields
@@ -11,7 +10,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.nn import Parameter
 
-from lockstep.config.arguments import require_count, require_flag, require_positive
+from lockstep.config.arguments import require_count, require_flag, require_known, require_positive
 from lockstep.config.duration import Duration, RunLength
 from lockstep.engine.channel import Channel
 from lockstep.engine.powersgd import PowerSgd
@@ -66,12 +65,7 @@ class Compression:
             return cls(cast(Kind, given))  # it is looked at there
         if not isinstance(given, Mapping):
             raise UserError(f"compression={given!r}: expected a name, or a mapping with a kind and its settings")
-        names = [each.name for each in fields(cls)]
-        for name in given:
-            if name not in names:
-                nearest = difflib.get_close_matches(name, names, n=1)
-                hint = f"; did you mean {nearest[0]}?" if nearest else f": expected {', '.join(names)}"
-                raise UserError(f"compression has no setting {name}{hint}")
+        require_known("compression has no setting", given, [each.name for each in fields(cls)])
         return cls(**given)
 
     def _refuse_settings(self) -> None:

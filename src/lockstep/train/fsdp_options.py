@@ -1,11 +1,10 @@
 """How `parallel=fsdp`, or a mesh, cuts a model up: one value with what can be chosen about that."""
 
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
-from lockstep.config.arguments import require_flag, require_positive
+from lockstep.config.arguments import require_flag, require_known, require_positive
 from lockstep.errors import UserError
 
 
@@ -38,9 +37,5 @@ class FsdpOptions:
         names = [each.name for each in fields(cls)]
         if not isinstance(given, Mapping):
             raise UserError(f"fsdp={given!r}: expected a dictionary with any of {', '.join(names)}")
-        for name in given:
-            if name not in names:
-                nearest = difflib.get_close_matches(name, names, n=1)
-                hint = f"; did you mean {nearest[0]}?" if nearest else ""
-                raise UserError(f"fsdp has no option {name}{hint}")
+        require_known("fsdp has no option", given, names)
         return cls(**given)

@@ -1,11 +1,10 @@
 """How a run computes its steps: one value with everything that can be chosen about them."""
 
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self
 
-from lockstep.config.arguments import require_positive
+from lockstep.config.arguments import require_known, require_positive
 from lockstep.engine.buffers import Rule
 from lockstep.engine.compression import Compression
 from lockstep.errors import UserError
@@ -89,11 +88,7 @@ class StepOptions:
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> Self:
         """From keyword arguments; one that there is not is an error that names the nearest."""
-        for name in given:
-            if name not in cls.names():
-                nearest = difflib.get_close_matches(name, cls.names(), n=1)
-                hint = f"; did you mean {nearest[0]}?" if nearest else ""
-                raise UserError(f"Run has no option {name}{hint}")
+        require_known("Run has no option", given, cls.names())
         return cls(**given)
 
     def numerics(self) -> dict[str, Any]:

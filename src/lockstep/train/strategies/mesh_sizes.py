@@ -1,10 +1,10 @@
 """How many ranks lie along each axis of a mesh: `parallel: {data: 2, shard: 4}`."""
 
-import difflib
 from collections.abc import Mapping
 from math import prod
 from typing import NamedTuple
 
+from lockstep.config.arguments import require_count, require_known
 from lockstep.errors import UserError
 
 
@@ -27,13 +27,9 @@ class MeshSizes(NamedTuple):
 def mesh_sizes(parallel: str | Mapping[str, int | None], num_ranks: int) -> MeshSizes:
     """As `parallel` says. Where one of data and shard is left out, it is filled up; all else that is left out is 1."""
     given = {} if isinstance(parallel, str) else {axis: size for axis, size in parallel.items() if size is not None}
+    require_known("parallel has no axis", given, MeshSizes._fields)
     for axis, size in given.items():
-        if axis not in MeshSizes._fields:
-            nearest = difflib.get_close_matches(axis, MeshSizes._fields, n=1)
-            hint = f"; did you mean {nearest[0]}?" if nearest else ""
-            raise UserError(f"parallel has no axis {axis!r}, but {', '.join(MeshSizes._fields)}{hint}")
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise UserError(f"parallel.{axis}={size!r}: expected a whole number of at least 1")
+        require_count(f"parallel.{axis}", size)
     missing = ["shard"] if isinstance(parallel, str) else [axis for axis in ("data", "shard") if axis not in given]
     known = prod(given.values())
     if len(missing) == 1 and num_ranks % known == 0:

@@ -15,7 +15,7 @@ from lockstep.engine.sharding import Sharding
 from lockstep.errors import UserError
 from lockstep.train.options import StepOptions
 from lockstep.train.strategies.partial_steps import PartialSteps, parameters_in
-from lockstep.world.collectives import all_reduce
+from lockstep.world.boxes import Box, gathered
 from lockstep.world.plain_values import Shard
 from lockstep.world.world import World
 
@@ -69,13 +69,8 @@ class Zero(PartialSteps):
             return value
         return Shard(value, (self._sharding.stretches[parameter].start,), tuple(parameter.shape))
 
-    @torch.no_grad()
     def whole(self, parameter: Parameter, value: Any) -> Any:
-        part = self.to_save(parameter, value)
-        if not isinstance(part, Shard):
+        if not self.is_part(parameter, value):
             return value
-        # As bytes, to which the other ranks add zeros: of numbers, -0.0 would not survive that.
-        whole = torch.zeros(parameter.numel(), dtype=part.local.dtype, device=part.local.device)
-        (start,) = part.offsets
-        whole[start : start + part.local.numel()] = part.local
-        return all_reduce(whole.view(torch.uint8)).view(whole.dtype).view(parameter.shape)
+        start = self._sharding.stretches[parameter].start
+        return gathered(value, Box((start,), (value.numel(),), (parameter.numel(),), True)).view(parameter.shape)

@@ -10,10 +10,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lockstep.checkpoint.exchange import load_checkpoint
     from lockstep.config.schema import Config
+    from lockstep.config.search import SearchConfig
     from lockstep.data.dataloaders import create_dataloaders_distributed
     from lockstep.data.sampler import DistributedSampler
     from lockstep.engine.digest import digest, state_of
     from lockstep.events.trace import first_difference
+    from lockstep.recipes.pipeline import SearchPipeline, main_distributed
+    from lockstep.search.evaluators import OneByOne, Together
+    from lockstep.search.genome import ChoiceGene, FloatGene, Genome, IntegerGene
+    from lockstep.search.problem import Objective, Problem
+    from lockstep.search.program import Program
+    from lockstep.search.search import Search, SearchSettings
     from lockstep.train.average import MovingAverage
     from lockstep.train.batch_search import largest_batch
     from lockstep.train.callbacks import Callback, EarlyStopping, KeepBest
@@ -47,16 +54,29 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Callback": "train.callbacks",
+    "ChoiceGene": "search.genome",
     "Config": "config.schema",
     "DistributedSampler": "data.sampler",
     "EarlyStopping": "train.callbacks",
+    "FloatGene": "search.genome",
+    "Genome": "search.genome",
+    "IntegerGene": "search.genome",
     "KeepBest": "train.callbacks",
     "MovingAverage": "train.average",
     "NonFiniteError": "train.nonfinite",
+    "Objective": "search.problem",
+    "OneByOne": "search.evaluators",
+    "Problem": "search.problem",
+    "Program": "search.program",
     "Run": "train.run",
     "Saving": "train.checkpoints",
     "Schedule": "train.schedule",
+    "Search": "search.search",
+    "SearchConfig": "config.search",
+    "SearchPipeline": "recipes.pipeline",
+    "SearchSettings": "search.search",
     "Step": "train.step",
+    "Together": "search.evaluators",
     "Trainer": "train.trainer",
     "World": "world.world",
     "all_gather": "world.collectives",
@@ -79,6 +99,7 @@ _HOME = {
     "largest_batch": "train.batch_search",
     "launch": "world.launch",
     "load_checkpoint": "checkpoint.exchange",
+    "main_distributed": "recipes.pipeline",
     "no_sync": "world.collectives",
     "parameter_groups": "train.optimizer",
     "reduce_tensor": "world.collectives",
@@ -92,16 +113,29 @@ _HOME = {
 
 __all__ = [
     "Callback",
+    "ChoiceGene",
     "Config",
     "DistributedSampler",
     "EarlyStopping",
+    "FloatGene",
+    "Genome",
+    "IntegerGene",
     "KeepBest",
     "MovingAverage",
     "NonFiniteError",
+    "Objective",
+    "OneByOne",
+    "Problem",
+    "Program",
     "Run",
     "Saving",
     "Schedule",
+    "Search",
+    "SearchConfig",
+    "SearchPipeline",
+    "SearchSettings",
     "Step",
+    "Together",
     "Trainer",
     "World",
     "all_gather",
@@ -124,6 +158,7 @@ __all__ = [
     "largest_batch",
     "launch",
     "load_checkpoint",
+    "main_distributed",
     "no_sync",
     "parameter_groups",
     "reduce_tensor",

@@ -22,7 +22,8 @@ from lockstep.launcher.worker import run_target, users_traceback
 from lockstep.supervision.stop_signals import StopRequested, raise_when_asked_to_stop
 
 if TYPE_CHECKING:
-    from lockstep.config.schema import Config
+    from lockstep.config.job import JobConfig
+    from lockstep.search.recipe import SearchRecipe
     from lockstep.train.continuity import Resume
     from lockstep.train.recipe import Recipe
 
@@ -142,7 +143,7 @@ def verify(
     Runs the config four times and compares every step; names the first step, phase and tensor that differ. Exit code 0:
     the same; 3: different.
     """
-    from lockstep.observe.verification import check_settings
+    from lockstep.commands.trial_settings import check_settings, trial_overrides
     from lockstep.recipes.registry import load_recipe
 
     if environment.role(nproc_given=False) == "worker":
@@ -150,7 +151,7 @@ def verify(
     changes = overrides or []
     _, settings = load_recipe(config, changes)
     check_settings(settings)
-    raise typer.Exit(_verify_in(keep, config, changes, nproc, steps, as_json))
+    raise typer.Exit(_verify_in(keep, config, [*changes, *trial_overrides(settings, steps)], nproc, steps, as_json))
 
 
 def main() -> None:
@@ -184,8 +185,8 @@ def _run_here(target: list[str]) -> None:
 
 
 def _train_here(
-    recipe: "Recipe",
-    settings: "Config",
+    recipe: "Recipe | SearchRecipe",
+    settings: "JobConfig",
     folder: Path,
     resume: "Resume",
     stop_after: int | None,
@@ -199,7 +200,7 @@ def _train_here(
     from lockstep.events.run_folder import RunFolder
     from lockstep.observe.console import console_for
     from lockstep.observe.loggers.selection import open_loggers
-    from lockstep.train.job import train_recipe
+    from lockstep.recipes.job import carry_out
     from lockstep.world.setup import leaving_at_the_end, setup_distributed
 
     torch.set_num_threads(settings.threads)
@@ -208,7 +209,7 @@ def _train_here(
         sinks: list[Sink] = []
         if world.is_main:
             sinks = [*console_for(quiet=quiet, as_json=as_json), *open_loggers(settings.log, folder)]
-        train_recipe(recipe, settings, world, RunFolder(folder), sinks, resume=resume, stop_after=stop_after)
+        carry_out(recipe, settings, world, RunFolder(folder), sinks, resume=resume, stop_after=stop_after)
 
 
 def _verify_in(keep: Path | None, config: str, changes: list[str], nproc: int, steps: int, as_json: bool) -> int:

@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from lockstep.config.schema import LogConfig, WandbConfig
+from lockstep.config.job import LogConfig, WandbConfig
 from lockstep.errors import UserError
 from lockstep.events.jsonl import read_lines
 from lockstep.observe.loggers.selection import open_loggers

@@ -21,10 +21,10 @@ LAUNCHERS = {
 }
 
 
-def lines_of(name: str, launcher: str, folder: Path, steps: int = 3) -> list[str]:
+def lines_of(name: str, launcher: str, folder: Path, options: str = "--steps 3") -> list[str]:
     offline = {"HF_HUB_OFFLINE": "1"}  # a look at the network would be an error
     folder.mkdir(exist_ok=True)
-    command = [*LAUNCHERS[launcher], str(ROOT / "examples" / f"{name}.py"), "--steps", str(steps)]
+    command = [*LAUNCHERS[launcher], str(ROOT / "examples" / f"{name}.py"), *options.split()]
     finished = run(command, folder, offline, timeout_s=150)
     assert finished.code == 0, finished.err
     return finished.out.splitlines()
@@ -45,6 +45,18 @@ def test_one_and_two_processes_give_one_digest(name: str, tmp_path: Path) -> Non
     if kept[0].suffix == ".safetensors":
         weights = load_file(kept[0])
         assert weights["transformer.wte.weight"].shape == (256, 64), "as the library names it, without a prefix"
+
+
+def test_a_search_finds_one_design_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    one = lines_of("tune_digits", "python", tmp_path / "one", "--population 4 --generations 2")
+    begun = lines_of("tune_digits", "torchrun", tmp_path / "two", "--population 4 --generations 1")
+    ended = lines_of("tune_digits", "lockstep run", tmp_path / "two", "--population 4 --generations 2")
+    told = [[line.split(" evaluated in ")[0] for line in lines] for lines in (one, begun, ended)]
+    assert [line for line in told[1] if line.startswith("generation    1  best error")] == told[0][1:2]
+    second = next(place for place, line in enumerate(told[0]) if line.startswith("generation    2  best error"))
+    assert told[2][3:] == [line for line in told[0][second:] if line != "saved checkpoints/step-1"]
+    assert re.fullmatch(r"digest [0-9a-f]{64}", one[-3])
+    assert re.fullmatch(r"on images .*, the best design is wrong in \d+\.\d\d %", one[-1])
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,11 @@ from typing import Any
 
 from torch import Tensor
 
-from lockstep.engine.digest import digest, flattened
+from lockstep.engine.digest import digest, flattened, tensors_in
 
 BUFFERS = ".buffers"  # after a model's name: those of its buffers that its state dict leaves out
 KEPT = "kept."  # before the name of what else the run keeps; not part of the digest
+STATE = "state."  # before the name of what it keeps as part of the digest
 OPTIMIZER = "optimizer"  # what optimizers' names begin with
 AVERAGE = "average"  # what averages' names begin with
 COMPRESSION = "compression"  # what compressed gradients left out, and the like; not part of the digest
@@ -21,6 +22,8 @@ def state_in(values: Mapping[str, Any]) -> dict[str, Tensor]:
     for part, value in values.items():
         if part.startswith(OPTIMIZER):
             state |= flattened(part, value["state"])
+        elif part.startswith(STATE):
+            state |= dict(tensors_in(value, part))
         elif part not in (LOADER, COMPRESSION) and not part.startswith(KEPT):
             prefix = part.removesuffix(BUFFERS)
             state |= {f"{prefix}/{name}": tensor for name, tensor in value.items() if isinstance(tensor, Tensor)}

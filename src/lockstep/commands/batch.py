@@ -52,7 +52,7 @@ def batch(
     ended too early to tell.
     """
     from lockstep.data.lanes import choose_lanes, share_lanes
-    from lockstep.recipes.registry import load_recipe
+    from lockstep.recipes.registry import load_training_recipe
     from lockstep.train.batch_advice import advise
     from lockstep.train.batch_search import search_sizes
     from lockstep.train.job import global_batch, step_options
@@ -63,7 +63,7 @@ def batch(
     if environment.role(nproc_given=False) == "worker":
         raise UserError("lockstep batch starts its processes itself: start it once, without a launcher")
     changes = overrides or []
-    _, settings = load_recipe(config, changes)
+    _, settings = load_training_recipe(config, changes)
     choose_strategy(World(size=nproc), StepOptions.read(step_options(settings)))  # or an error, as `train` has it
     own = global_batch(settings, World(size=nproc))
     lanes = choose_lanes(own.size) if own.lanes == "auto" else own.lanes

@@ -29,12 +29,12 @@ def answer(task: Task) -> dict[str, Any]:
     import torch
 
     from lockstep.checkpoint.memory_room import available_bytes
-    from lockstep.recipes.registry import load_recipe
+    from lockstep.recipes.registry import load_training_recipe
     from lockstep.train.batch_trial import try_lane
     from lockstep.world.memory import is_out_of_memory, limited_memory, memory_share
     from lockstep.world.setup import setup_distributed
 
-    recipe, config = load_recipe(task.config, task.overrides)
+    recipe, config = load_training_recipe(task.config, task.overrides)
     torch.set_num_threads(config.threads)
     world = setup_distributed(device=config.device)
     room = task.room_bytes

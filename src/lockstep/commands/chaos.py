@@ -40,9 +40,8 @@ def chaos(
     must make the same steps, use each sample once and end with the same bits, and leave nothing behind. The same seed
     draws the same attacks. Exit code 0: nothing was lost; 3: something was.
     """
-    from lockstep.data.lanes import choose_lanes, share_lanes
+    from lockstep.commands.trial_settings import check_settings, has_data_workers, trial_overrides
     from lockstep.observe.chaos.endurance import Assault
-    from lockstep.observe.verification import check_settings
     from lockstep.recipes.registry import load_recipe
 
     if sys.platform != "linux":
@@ -51,11 +50,9 @@ def chaos(
         raise UserError("lockstep chaos starts its processes itself: start it once, without a launcher")
     changes = overrides or []
     _, settings = load_recipe(config, changes)
-    check_settings(settings)
-    if settings.batch.global_batch is not None:  # before a run is left alone for nothing
-        share_lanes(choose_lanes(settings.batch.global_batch) if settings.lanes == "auto" else settings.lanes, nproc)
-    assault = Assault(kills, seed, nproc, with_data_workers=settings.workers > 0)
-    raise typer.Exit(_endure_in(keep, config, changes, assault, as_json))
+    check_settings(settings, nproc)  # before a run is left alone for nothing
+    assault = Assault(kills, seed, nproc, with_data_workers=has_data_workers(settings))
+    raise typer.Exit(_endure_in(keep, config, [*changes, *trial_overrides(settings)], assault, as_json))
 
 
 def _endure_in(keep: Path | None, config: str, changes: list[str], assault: "Assault", as_json: bool) -> int:

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from lockstep.config.document import WORDS
 from lockstep.config.draft import read
-from lockstep.config.schema import Config
+from lockstep.config.job import JobConfig
 from lockstep.config.value import KeyPath, Plain, dotted, shown
 from lockstep.errors import ConfigError
 
@@ -48,7 +48,7 @@ def difference(a: BaseModel, b: BaseModel, *, but: Collection[str] = ()) -> list
 class ResolvedSettings:
     """A config as a run folder remembers it."""
 
-    config: Config
+    config: JobConfig
 
     def text(self) -> str:
         return dump(self.config)

@@ -54,7 +54,7 @@ def flattened(prefix: str, owners: Mapping[str, Mapping[str, Any]]) -> dict[str,
         f"{prefix}/{owner}/{path}": tensor
         for owner, state in owners.items()
         for key, value in state.items()
-        for path, tensor in _tensors(value, key)
+        for path, tensor in tensors_in(value, key)
     }
 
 
@@ -110,15 +110,15 @@ def _digest_tensor(tensor: Tensor) -> str:
     return hashed.hexdigest()
 
 
-def _tensors(value: Any, path: str) -> Iterator[tuple[str, Tensor]]:
-    """The tensors and numbers in a piece of optimizer state; numbers as tensors, because their bits count too."""
+def tensors_in(value: Any, path: str) -> Iterator[tuple[str, Tensor]]:
+    """The tensors and numbers in a nested value; numbers as tensors, because their bits count too."""
     if isinstance(value, Tensor):
         yield path, value
     elif isinstance(value, bool | int | float):
         yield path, torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.int64)
     elif isinstance(value, Mapping):
         for key, element in value.items():
-            yield from _tensors(element, f"{path}.{key}")
+            yield from tensors_in(element, f"{path}.{key}")
     elif isinstance(value, Sequence) and not isinstance(value, str):
         for index, element in enumerate(value):
-            yield from _tensors(element, f"{path}.{index}")
+            yield from tensors_in(element, f"{path}.{index}")

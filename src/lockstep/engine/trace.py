@@ -44,6 +44,12 @@ class DigestTrace:
         if self._lines is not None:
             self._lines.emit({"step": step, "phases": phases})
 
+    def record_state(self, number: int, state: State) -> None:
+        """After a round, which has no gradients. Every rank must call it."""
+        phases = _together(all_gather_object({"state": _shortened(state)}))
+        if self._lines is not None:
+            self._lines.emit({"step": number, "phases": phases})
+
     def close(self) -> None:
         if self._lines is not None:
             self._lines.close()
@@ -57,7 +63,7 @@ def _shortened(state: State) -> dict[str, str]:
 def _together(ranks: Sequence[Phases]) -> Phases:
     """What all ranks say. Where they contradict each other, it is all of it: no other run's trace will be like that."""
     together: Phases = {}
-    for phase in PHASES:
+    for phase in (phase for phase in PHASES if phase in ranks[0]):
         said: dict[str, dict[str, None]] = {}
         for rank in ranks:
             for name, text in rank[phase].items():

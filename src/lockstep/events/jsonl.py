@@ -70,13 +70,13 @@ class JsonLines:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole objects of a file; torn, overlong and foreign lines are passed over."""
+def read_lines(path: Path, max_bytes: int = _MAX_LINE_BYTES) -> Iterator[dict[str, Any]]:
+    """The whole objects of a file; torn, foreign and overlong lines, of more than `max_bytes`, are passed over."""
     with path.open("rb") as file:
-        while line := file.readline(_MAX_LINE_BYTES):
+        while line := file.readline(max_bytes):
             whole = line.endswith(b"\n")
             while line and not line.endswith(b"\n"):
-                line = file.readline(_MAX_LINE_BYTES)  # the rest of an overlong line is not a line of its own
+                line = file.readline(max_bytes)  # the rest of an overlong line is not a line of its own
             try:
                 value = parse_json(line) if whole else None
             except ValueError:

@@ -80,6 +80,11 @@ class RunFolder:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
+    @property
+    def evaluations(self) -> Path:
+        """Of a search: what each rank has evaluated."""
+        return self.path / "evaluations"
+
     def rank_log(self, rank: int) -> Path:
         return self.path / "ranks" / f"{rank}.jsonl"
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from lockstep.events.event import Event, Sink
+from lockstep.observe import search_words
 
 
 def console_for(stream: TextIO = sys.stdout, *, quiet: bool = False, as_json: bool = False) -> list[Sink]:
@@ -49,12 +50,12 @@ class JsonConsole:
 
 
 class ProgressConsole:
-    """A live bar with the loss; evaluations scroll above it."""
+    """A live bar with the loss, or a search's best values; evaluations scroll above it."""
 
     def __init__(self, stream: TextIO) -> None:
         self._console = Console(file=stream, highlight=False)
         self._progress = Progress(
-            TextColumn("training"),
+            TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[loss]}"),
@@ -67,13 +68,21 @@ class ProgressConsole:
         if event["kind"] == "step" and "loss" in event:
             self._progress.update(self._task, completed=event["step"], loss=f"loss {_number(event['loss'])}")
             return
+        if event["kind"] == "step" and "generation" in event:
+            best = "" if event["found"] is None else f"best {search_words.values(event['found'])}"
+            self._progress.update(self._task, completed=event["step"], loss=best)
+            if event["design"] is None and not event["reasons"]:
+                return
         if event["kind"] == "end":
             self._progress.update(self._task, completed=event["step"])
             self._progress.stop()  # first, so that the result stands below the bar
         for line in describe(event):
             self._console.print(line, markup=False)
         if event["kind"] == "start":
-            self._progress.update(self._task, total=event["total_steps"], completed=event["step"])
+            total, what = (
+                (event["total_rounds"], "searching") if "total_rounds" in event else (event["total_steps"], "training")
+            )
+            self._progress.update(self._task, total=total, completed=event["step"], description=what)
             self._progress.start()
 
     def close(self) -> None:
@@ -106,6 +115,8 @@ def _start(event: Event) -> list[str]:
         lines.append(f"resumed at step {event['step']} from {event['resumed']} (attempt {event['attempt']})")
     elif event["attempt"] > 1:
         lines.append(f"attempt {event['attempt']}: no checkpoint in this folder yet, training starts at the first step")
+    if "total_rounds" in event:
+        return [*lines, search_words.start(event)]
     lines.append(
         f"{event['recipe']}: {event['parameters']:,} parameters on {event['device']}, "
         f"{_batch(event)}, {_rates(event)}, {event['total_steps']} steps → {event['folder']}"
@@ -143,6 +154,8 @@ def _number(value: float | str) -> str:
 
 def _step(event: Event) -> list[str]:
     """A loop's own values may be of any kind: shown here are the loss, texts, and why it was stopped."""
+    if "generation" in event:
+        return search_words.generation(event)
     lines = [f"step {event['step']:>6}  loss {_number(event['loss'])}"] if "loss" in event else []
     for name, text in event.get("texts", {}).items():
         lines += [f"{name}:", *(f"    {line}" for line in text.splitlines())]
@@ -157,15 +170,17 @@ def _traffic(event: Event) -> list[str]:
     return [f"gradients: {sent / unit:,.1f} {name} per step on the wire instead of {uncompressed / unit:,.1f}"]
 
 
+def _end(event: Event) -> list[str]:
+    if "evaluations" in event:
+        return search_words.end(event)
+    return [f"done after {event['step']} steps: test {_metrics(event)}  → {event['folder']}", *_traffic(event)]
+
+
 _WORDS: dict[str, Callable[[Event], list[str]]] = {
     "start": _start,
     "step": _step,
     "eval": lambda event: [f"step {event['step']:>6}  epoch {event['epoch']:>3}  test: {_metrics(event)}"],
     "checkpoint": lambda event: [f"saved {event['path']}{', the best so far' * event.get('is_best', False)}"],
     "incident": lambda event: [event.get("text", f"incident at step {event['step']}")],
-    "end": lambda event: [
-        f"done after {event['step']} steps: test {_metrics(event)}  → {event['folder']}",
-        *_traffic(event),
-        f"digest {event['digest']}",
-    ],
+    "end": lambda event: [*_end(event), f"digest {event['digest']}"],
 }

@@ -9,21 +9,15 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from lockstep.errors import EXIT_FAILED, EXIT_STOPPED, UserError
 from lockstep.events.jsonl import read_lines
 from lockstep.events.run_folder import RunFolder
 from lockstep.events.trace import Difference, first_difference
 
-if TYPE_CHECKING:  # pydantic takes a while
-    from lockstep.config.schema import Config
-
 _STOP_GRACE_S = 10.0
 _MAX_LOG_CHARS = 20_000  # of a run that failed
-
-# What changes no bit and would stand in the way: one machine's share of lanes, loggers of other people's services.
-_OVERRIDES = ("trace=true", "epochs=null", "lanes_per_rank=null", "log.tensorboard=false", "log.wandb=null")
 
 _AFTER_THE_LAST = "end"  # a phase that no trace has
 
@@ -154,17 +148,6 @@ class Verdict:
         }
 
 
-def check_settings(config: "Config") -> None:
-    """Refuse what was never promised."""
-    if config.determinism != "lockstep":
-        raise UserError(f"determinism={config.determinism} promises no bits: add determinism=lockstep to verify it")
-    if config.batch.per_device is not None:
-        raise UserError(
-            f"batch.per_device={config.batch.per_device} means another batch on another number of processes: "
-            "add batch.global=… to verify it"
-        )
-
-
 def trials(processes: int, steps: int) -> list[Trial]:
     """The first is what the others are compared with."""
     half, many = steps // 2, f"{processes} processes"
@@ -186,8 +169,11 @@ def verify(
     folder: Path,
     tell: Callable[[str], None],
 ) -> Verdict:
-    """Make the trials in `folder`, telling how it goes; a run that fails is the last."""
-    settings = [config, *overrides, *_OVERRIDES, f"steps={steps}"]
+    """Make the trials in `folder`, telling how it goes; a run that fails is the last.
+
+    `overrides`: with those of `trial_overrides`.
+    """
+    settings = [config, *overrides]
     findings: list[Finding] = []
     every = trials(processes, steps)
     width = max(len(trial.title) for trial in every)

@@ -14,7 +14,7 @@ from typing import Any
 from lockstep.config.json_text import parse_json
 from lockstep.errors import EXIT_FAILED, EXIT_STOPPED
 from lockstep.supervision.process import signal_name
-from lockstep.supervision.pulse import Phase, Reading
+from lockstep.supervision.pulse import IN_A_GENERATION, IN_A_STEP, Phase, Reading
 
 _MAX_REPORT_BYTES = 2**20
 
@@ -29,7 +29,6 @@ _LOST_CONNECTIONS = ("ConnectionResetError", "ConnectionRefusedError", "BrokenPi
 _LOADER = "torch/utils/data/dataloader.py"
 _KILLED_DATA_WORKER = re.compile(r"DataLoader worker \(pid \d+\) (is killed by signal: Killed|has died \(SIGKILL\))")
 _OUT_OF_MEMORY = "machine, or its control group, was out of memory"
-_IN_A_STEP = (Phase.DATA, Phase.COMPUTING, Phase.EXCHANGING, Phase.UPDATING)
 _LOST_CONTACT = 4  # a degree of suspicion, see `_suspicion`
 
 
@@ -159,8 +158,10 @@ def place_in_words(pulse: Reading | None) -> str:
     """Where in the training a rank was, to follow a verb: ` in step 57 (forward and backward pass)`."""
     if pulse is None:
         return ""
-    if pulse.phase in _IN_A_STEP:
+    if pulse.phase in IN_A_STEP:
         return f" in step {pulse.step + 1} ({pulse.phase.words})"
+    if pulse.phase in IN_A_GENERATION:
+        return f" in generation {pulse.step + 1} ({pulse.phase.words})"
     if pulse.step > 0:
         return f" after step {pulse.step} ({pulse.phase.words})"
     return "" if pulse.phase in (Phase.SCRIPT, Phase.LEAVING) else f" while {pulse.phase.words}"

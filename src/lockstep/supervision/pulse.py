@@ -35,6 +35,8 @@ class Phase(IntEnum):
     FINISHING = 9  # comparing digests, last save
     SCRIPT = 10  # the script's own code, outside of any step
     LEAVING = 11  # the script is over
+    DESIGNS = 12  # evaluating a search's designs
+    AWAITING_DESIGNS = 13  # none is left to begin with, and other ranks have not ended theirs
 
     @property
     def words(self) -> str:
@@ -54,12 +56,18 @@ _WORDS = {
     Phase.FINISHING: "finishing",
     Phase.SCRIPT: "the script's own code",
     Phase.LEAVING: "leaving",
+    Phase.DESIGNS: "evaluating designs",
+    Phase.AWAITING_DESIGNS: "waiting for the other ranks' designs",
 }
 
 COMPILER = "torch._dynamo"
 
 # Those of a loop of lockstep's, from which a run can go on.
 LOOP_PHASES = frozenset(Phase) - {Phase.STARTING, Phase.JOINING, Phase.SCRIPT, Phase.LEAVING}
+
+# Those in which a rank makes a step of training, or evaluates a generation of a search.
+IN_A_STEP = (Phase.DATA, Phase.COMPUTING, Phase.EXCHANGING, Phase.UPDATING)
+IN_A_GENERATION = (Phase.DESIGNS, Phase.AWAITING_DESIGNS)
 
 MAX_DATA_WORKERS = 96
 NO_SAMPLE = -1
@@ -150,6 +158,7 @@ def _sample(written: int) -> int | None:
 # Of this process. Globals, because a rank has one pulse and writes it from every layer: [Note: pulse].
 _page: Page | None = None
 _sample_at = _SAMPLE
+_counts_rounds = False
 _taken: set[int] = set()  # places of data workers
 
 
@@ -199,8 +208,25 @@ def count_optimizer_step() -> None:
 
 def complete_step(step: int) -> None:
     """So many updates are made."""
+    if not _counts_rounds:
+        complete_round(step)
+
+
+def complete_round(number: int) -> None:
+    """So many rounds are, of a run that goes by rounds."""
     if _page is not None:
-        _page.ints[_STEP] = step
+        _page.ints[_STEP] = number
+
+
+@contextmanager
+def counting_rounds() -> Iterator[None]:
+    """Inside, how far this rank has come is told in rounds, and steps of training are a part of them."""
+    global _counts_rounds
+    _counts_rounds = True
+    try:
+        yield
+    finally:
+        _counts_rounds = False
 
 
 def answer() -> None:

@@ -65,6 +65,8 @@ def meeting(observed: Observation, *, is_busy: bool = False, has_moved: bool = F
     frame = users_frame(observed.frames)
     if observed.reading.phase == Phase.EXCHANGING:
         return Meeting("the gradient exchange", frame)
+    if observed.reading.phase == Phase.AWAITING_DESIGNS:
+        return Meeting("the end of the other ranks' designs", frame)
     if observed.reading.phase == Phase.JOINING:
         return Meeting("joining the job", frame)
     inner = _without_go_betweens(observed.frames)

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, Protocol
 
 from lockstep.checkpoint.contents import LOADER
 from lockstep.checkpoint.manifest import CheckpointError
@@ -29,6 +29,14 @@ Resume = Literal["auto", "accept-drift", "force"]
 logger = logging.getLogger("lockstep")
 
 _STEPS_TO_BE_HEARD = 2  # a request, at most
+
+
+class Positioned(Protocol):
+    """What is at some place in its data, and can go on from there."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state: Any, /) -> Any: ...
 
 
 class Continuity:
@@ -59,6 +67,11 @@ class Continuity:
         """Has an earlier attempt come to a later call of `steps`, whose state is not loaded yet?"""
         return self._found is not None
 
+    @property
+    def found_progress(self) -> Progress | None:
+        """How far an earlier attempt has come, whose state is not loaded yet."""
+        return None if self._found is None else Progress.from_json(self._found.facts["position"])
+
     def open(self, settings: Settings, fingerprint: Mapping[str, Any]) -> None:
         """Claim the folder and see what an earlier attempt has left; once."""
         if self._journal.is_open:
@@ -73,8 +86,7 @@ class Continuity:
     def begin_call(self, number: int, epochs: int | None, steps: int | None, saving: Saving) -> bool:
         """The `number`-th call of `steps`: is there anything to do in it, or was an earlier attempt in a later one?"""
         self._saving = saving
-        if self._found is not None:
-            saved = Progress.from_json(self._found.facts["position"])
+        if (saved := self.found_progress) is not None:
             if saved.call > number:
                 return False
             self.progress = saved
@@ -84,7 +96,7 @@ class Continuity:
             self.progress.begin_call(number, epochs, steps)
         return True
 
-    def take_up(self, loader: Loader, fingerprint: Mapping[str, Any], *, is_exact: bool) -> str | None:
+    def take_up(self, loader: Positioned, fingerprint: Mapping[str, Any], *, is_exact: bool) -> str | None:
         """Load what was found, once it is sure that the answer stays the same; its path, if there was any."""
         self._fingerprint = fingerprint
         found, self._found = self._found, None
@@ -185,7 +197,7 @@ class Continuity:
     def _facts(self) -> dict[str, Any]:
         return {"position": self.progress.as_json(), "fingerprint": self._fingerprint}
 
-    def _note_position(self, loader: Loader) -> None:
+    def _note_position(self, loader: Positioned) -> None:
         state = loader.state_dict()
         self._loader_state = partial(_merged, state) if state else dict
 

@@ -1,7 +1,7 @@
 """What a run trains: models, optimizers, averages and the loss scale by name; their parameters, and all their state.
 
 `values` and `load` are what checkpoints hold of them, a part each: model, optimizer, average … and kept.NAME for what
-else the run was asked to keep.
+else the run was asked to keep, or state.NAME where that counts in its digest.
 """
 
 import logging
@@ -16,8 +16,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from lockstep.checkpoint.contents import BUFFERS, COMPRESSION, KEPT
-from lockstep.engine.digest import flattened, state_of
+from lockstep.checkpoint.contents import BUFFERS, COMPRESSION, STATE
+from lockstep.engine.digest import flattened, state_of, tensors_in
 from lockstep.errors import UserError
 from lockstep.train.average import MovingAverage
 from lockstep.train.optimizer_state import load_optimizer, optimizer_value, whole_state
@@ -52,7 +52,7 @@ class Parts:
         self.schedules: dict[Optimizer, Schedule | Factor] = {}
         self.averages: dict[str, MovingAverage] = {}
         self.scaler: LossScaler | None = None
-        self.kept: dict[str, Resumable] = {}
+        self.kept: dict[str, Resumable] = {}  # by the names of their parts
         self._parameters: dict[Any, list[Parameter]] = {}  # by the models they are of
 
     def has_model(self, model: nn.Module) -> bool:
@@ -120,6 +120,9 @@ class Parts:
         for name, optimizer in self.optimizers.items():
             for owner, state in whole_state(optimizer, self.models, self.strategy):
                 yield from flattened(name, {owner: state}).items()
+        for name, thing in self.kept.items():
+            if name.startswith(STATE):
+                yield from tensors_in(thing.state_dict(), name)
 
     def gradients(self) -> dict[str, Tensor | None]:
         """Each trainable parameter's, as the optimizers saw it, under the name that the parameter has in the state."""
@@ -146,7 +149,7 @@ class Parts:
             values["loss_scaler"] = self.scaler.state()
         if (compression := self.strategy.compression_value(self._full_names())) is not None:
             values[COMPRESSION] = compression
-        return values | {KEPT + name: thing.state_dict() for name, thing in self.kept.items()}
+        return values | {name: thing.state_dict() for name, thing in self.kept.items()}
 
     def num_bytes(self) -> int:
         """Of all ranks' tensors in those values. Any rank may ask."""
@@ -170,7 +173,7 @@ class Parts:
             self.scaler.load_state(values["loss_scaler"])
         self._load_compression(values.get(COMPRESSION))
         for name, thing in self.kept.items():
-            thing.load_state_dict(values[KEPT + name])
+            thing.load_state_dict(values[name])
 
     def _load_compression(self, value: Mapping[str, Any] | None) -> None:
         """It may be another now, or none: whoever comes here with other settings has accepted that."""
@@ -190,9 +193,9 @@ class Parts:
         """Can it be saved? Better asked before the first step than at the first save."""
         for name, thing in self.kept.items():
             try:
-                split(thing.state_dict(), KEPT + name)
+                split(thing.state_dict(), name)
             except TypeError as error:
-                raise UserError(f"run.keep({name!r}, …): {error}") from None
+                raise UserError(f"run.keep({name.partition('.')[2]!r}, …): {error}") from None
 
 
 def as_list(models: Models) -> list[nn.Module]:

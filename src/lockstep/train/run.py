@@ -21,16 +21,14 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
 
-from lockstep.checkpoint.contents import KEPT
+from lockstep.checkpoint.contents import KEPT, STATE
 from lockstep.checkpoint.manifest import CheckpointError, check_part_name
+from lockstep.config.arguments import require_count
 from lockstep.config.duration import RunLength
+from lockstep.data.choice import choose_loader
 from lockstep.data.evaluation import EvaluationLoader
-from lockstep.data.foreign import Loader, rebuild
-from lockstep.data.iterable import IterableLaneLoader
-from lockstep.data.loader import LaneLoader
-from lockstep.data.samples import is_iterable
+from lockstep.data.foreign import Loader
 from lockstep.engine.digest import digest, tensor_digests
 from lockstep.errors import LockstepError, UserError
 from lockstep.events.echo import Echo
@@ -38,13 +36,7 @@ from lockstep.events.event import Sink
 from lockstep.events.run_folder import Settings
 from lockstep.supervision import pulse
 from lockstep.supervision.pulse import Phase
-from lockstep.train.activation_checkpointing import (
-    Chosen,
-    checkpoint_activations,
-    checkpoint_what_there_is,
-    nothing_repeated,
-    require_all_classes,
-)
+from lockstep.train.activation_checkpointing import checkpoint_activations
 from lockstep.train.average import MovingAverage
 from lockstep.train.checkpoints import Saving
 from lockstep.train.continuity import Continuity, Resume
@@ -54,6 +46,9 @@ from lockstep.train.loop import Loop, Told
 from lockstep.train.options import StepOptions
 from lockstep.train.parts import Models, Parts, Resumable
 from lockstep.train.precision import Precision
+from lockstep.train.progress import Progress
+from lockstep.train.recomputed import Recomputed
+from lockstep.train.rounds import Round, RoundLoop
 from lockstep.train.schedule import Factor, Schedule
 from lockstep.train.step import Step
 from lockstep.train.strategies.choice import choose_strategy
@@ -114,9 +109,11 @@ class Run:
         )
         self._continuity = Continuity(self.journal, self.world, self._parts, resume)
         self._facts = dict(facts or {})
-        self._recomputed: dict[nn.Module, str] = {}  # which of a model's modules
+        self._recomputed = Recomputed(self.options.activation_checkpointing, self._facts)
         told = Told(settings, self._facts, log_every)
-        self._loop = Loop(self.world, self.options, self._parts, self.journal, self._continuity, told)
+        about = (self.world, self.options, self._parts, self.journal, self._continuity, told)
+        self._loop = Loop(*about)
+        self._round_loop = RoundLoop(*about)
         seed_streams(key_of(self.seed, "weights"))
 
     @property
@@ -149,8 +146,7 @@ class Run:
         if not self._parts.has_model(bare):
             if self.options.parallel == "auto" and self._parts.strategy.can_be_replaced:
                 self._choose_strategy([*self._parts.models.values(), bare])  # now there is more to go by
-            if self.options.activation_checkpointing is not None:
-                self._note_recomputed(bare, checkpoint_what_there_is(bare, **self.options.activation_checkpointing))
+            self._recomputed.begin(bare)
             self._parts.strategy.place(bare)
             self._parts.add_model(bare)
         return cast(Module, self._parts.strategy.to_call(bare))
@@ -191,22 +187,26 @@ class Run:
         if isinstance(model, nn.DataParallel):
             refuse_recomputation()
         chosen = checkpoint_activations(unwrapped(model), every=every, classes=classes)
-        self._note_recomputed(unwrapped(model), chosen)
+        self._recomputed.note(unwrapped(model), chosen)
         return str(chosen)
 
     def moves(self, average: MovingAverage) -> bool:
         """Is it one of this run's?"""
         return self._parts.has_average(average)
 
-    def keep(self, name: str, thing: Resumable) -> None:
-        """Have something else in every checkpoint: whatever has `state_dict` and `load_state_dict`, of plain values."""
+    def keep(self, name: str, thing: Resumable, *, in_digest: bool = False) -> None:
+        """Have something else in every checkpoint: whatever has `state_dict` and `load_state_dict`, of plain values.
+
+        `in_digest`: its tensors and numbers count in the run's digest, and must be equal on all ranks.
+        """
+        part = (STATE if in_digest else KEPT) + name
         try:
-            check_part_name(KEPT + name)
+            check_part_name(part)
         except CheckpointError as error:
             raise UserError(f"run.keep({name!r}, …): {error}") from None
         if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
             raise UserError(f"run.keep({name!r}, …) needs an object with state_dict and load_state_dict")
-        earlier, self._parts.kept[name] = self._parts.kept.get(name, thing), thing
+        earlier, self._parts.kept[part] = self._parts.kept.get(part, thing), thing
         if earlier is not thing and self.journal.folder is not None:
             raise UserError(f"run.keep({name!r}, …): something else is kept under this name already")
 
@@ -226,23 +226,9 @@ class Run:
         With such a one, every epoch ends with the rank that has the fewest batches; `uneven="join"` lets the others go
         on until all are through.
         """
-        if isinstance(dataset, DataLoader):
-            for name in options.keys() - {"lanes_per_rank", "uneven"}:
-                raise UserError(
-                    f"run.loader(dataloader, …) has no option {name}: how samples are read is the DataLoader's to say"
-                )
-            return rebuild(
-                dataset, self.data_world, seed=self.seed, global_batch=global_batch, lanes=lanes, tail=tail, **options
-            )
-        if global_batch is None:
-            raise UserError("run.loader(…) needs global_batch=: the samples of one step, over all processes")
-        if "uneven" in options:
-            raise UserError(
-                f"uneven={options['uneven']!r} is for a DataLoader with a sampler of its own: of a data set, every "
-                "process gets its share, and tail= says what becomes of the rest"
-            )
-        kind = IterableLaneLoader if is_iterable(dataset) else LaneLoader
-        return kind(dataset, global_batch, self.data_world, lanes=lanes, tail=tail or "drop", seed=self.seed, **options)
+        return choose_loader(
+            dataset, self.data_world, seed=self.seed, global_batch=global_batch, lanes=lanes, tail=tail, **options
+        )
 
     def steps(
         self,
@@ -272,8 +258,27 @@ class Run:
         saving: Saving = _AT_THE_END,
     ) -> Iterator[Step]:
         """The same without the end, for a loop that has something to do after its last step."""
-        self._check_recomputed()
+        self._recomputed.check(list(self._parts.models.values()))
         return self._loop.steps(loader, epochs, steps, saving)
+
+    def rounds(
+        self,
+        count: int,
+        *,
+        save_every: int = 1,
+        saving: Saving = _AT_THE_END,
+        settings: Mapping[str, Any] | None = None,
+        is_over: Callable[[], bool] | None = None,
+    ) -> Iterator[Round]:
+        """Yield so many numbered rounds, less those of earlier attempts: for a loop that does not go by steps.
+
+        What they change is saved if the run keeps it: `run.keep(name, thing, in_digest=True)`. Then call `finish`.
+        `settings`: plain values that rounds go by, which no attempt may change. Where the run has a config, it counts.
+        `is_over`, on all ranks: where an earlier attempt has come to its end, is that the end for this one, too? If
+        left out, it is where a round was made the last before time.
+        """
+        require_count("save_every", save_every)
+        return self._round_loop.rounds(count, save_every, saving, self.stop_after, settings or {}, is_over)
 
     @property
     def stop_after(self) -> int | None:
@@ -326,6 +331,10 @@ class Run:
         self._parts.strategy.settle()
         return results
 
+    def tell_at_start(self, **facts: Any) -> None:
+        """Have the run's start event say so too; before the first step or round."""
+        self._facts.update(facts)
+
     def log(self, **values: Any) -> None:
         """Put values into the run's events, on rank 0; all ranks may call it."""
         self._check_open("log")
@@ -344,6 +353,15 @@ class Run:
         """Put a text into the run's events and show it in the loggers, on rank 0; all ranks may call it."""
         self._check_open("log_text")
         self.journal.keep_text(name, self._loop.number, text)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of a run without a folder: all that it needs to go on, for somebody else's checkpoint."""
+        return {"parts": self._parts.values(), "step": self.step, "batches": self.batches}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there, with the same models, optimizers and averages; between two calls of `steps`."""
+        self._parts.load(state["parts"])
+        self._continuity.progress = Progress(step=state["step"], batches=state["batches"])
 
     def state(self) -> dict[str, Tensor]:
         """Every tensor that training changes, under a name that says what it is. All ranks ask together."""
@@ -381,20 +399,6 @@ class Run:
     def _choose_strategy(self, models: Sequence[nn.Module] = ()) -> None:
         choice = choose_strategy(self.world, self.options, models, keep_gradients=self._traces)
         self._parts.strategy, self._parts.why_strategy = choice
-
-    def _note_recomputed(self, model: nn.Module, chosen: Chosen | None) -> None:
-        if chosen is not None:
-            self._recomputed[model] = str(chosen)
-            self._facts["recomputed"] = "; ".join(self._recomputed.values())
-
-    def _check_recomputed(self) -> None:
-        """One of several models may have nothing of what the option says, but not all."""
-        told, models = self.options.activation_checkpointing, list(self._parts.models.values())
-        if told is None or not models:
-            return
-        require_all_classes(models, told.get("classes", ()))
-        if not self._recomputed:
-            raise nothing_repeated(models)
 
     def _check_open(self, what: str) -> None:
         """On every rank, or rank 0 alone would fail."""

@@ -8,9 +8,10 @@ import pytest
 from pydantic import Field
 
 from lockstep.config.draft import read
+from lockstep.config.fields import Frozen
 from lockstep.config.private import Private
 from lockstep.config.resolved import difference, digest, dump
-from lockstep.config.schema import Config, Frozen
+from lockstep.config.schema import Config
 from lockstep.errors import ConfigError
 from tests.unit.config.conftest import VALID, problems_of
 

@@ -12,8 +12,9 @@ from pydantic import Field
 
 from lockstep.config.document import read_mapping
 from lockstep.config.draft import read
+from lockstep.config.fields import Count, Frozen, Section
 from lockstep.config.resolved import difference, digest, dump
-from lockstep.config.schema import Config, Count, Frozen, Section
+from lockstep.config.schema import Config
 from tests.unit.config.conftest import VALID
 
 Write = Callable[..., Path]

@@ -9,21 +9,9 @@ from pydantic import BaseModel, Field, FilePath, ValidationError, field_validato
 
 from lockstep.config.draft import read
 from lockstep.config.duration import Duration
+from lockstep.config.fields import Count, Flag, Frozen, NonNegative, Positive, Section, Whole
 from lockstep.config.resolved import digest, dump
-from lockstep.config.schema import (
-    BatchConfig,
-    Config,
-    Count,
-    Flag,
-    Frozen,
-    GroupConfig,
-    NonNegative,
-    OptimConfig,
-    Positive,
-    ScheduleConfig,
-    Section,
-    Whole,
-)
+from lockstep.config.schema import BatchConfig, Config, GroupConfig, OptimConfig, ScheduleConfig
 from lockstep.errors import ConfigError
 from tests.unit.config.conftest import VALID, problems_of
 
@@ -211,11 +199,11 @@ def test_several_problems_at_once_each_with_its_place(write: Write) -> None:
     text = VALID + "optim:\n  lrr: 1\n  lr: fast\n  name: adamm\nlr: 1\noptim.lr: 2\n"
     assert problems_of(write(text), ["epochs=1.5", "device=gpu", "seed=yes"]) == [
         "command line: seed: expected a whole number of at least 0, got 'yes'",
+        "command line: device: expected one of auto, cpu, cuda, mps, got 'gpu'; did you mean cpu?",
         "command line: epochs: expected a whole number greater than 0, got 1.5",
         "run.yaml:7: optim.name: expected one of sgd, adam, adamw, got 'adamm'; did you mean adam?",
         "run.yaml:6: optim.lr: expected a number greater than 0, got 'fast'",
         "run.yaml:5: optim.lrr: unknown key; did you mean optim.lr?",
-        "command line: device: expected one of auto, cpu, cuda, mps, got 'gpu'; did you mean cpu?",
         "run.yaml:8: lr: unknown key; did you mean optim.lr?",
         "run.yaml:9: optim.lr: unknown key; a dot does not nest in a file: write lr under optim",
     ]

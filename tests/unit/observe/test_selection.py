@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.config.schema import Config, LogConfig, WandbConfig
+from lockstep.config.job import LogConfig, WandbConfig
+from lockstep.config.schema import Config
 from lockstep.errors import ConfigError, UserError
 from lockstep.observe.loggers.selection import open_loggers
 
@@ -20,7 +21,7 @@ def test_nothing_is_written_or_loaded_before_the_run_starts(tmp_path: Path) -> N
     code = """
 import sys
 from pathlib import Path
-from lockstep.config.schema import LogConfig, WandbConfig
+from lockstep.config.job import LogConfig, WandbConfig
 from lockstep.observe.loggers.selection import open_loggers
 sinks = open_loggers(LogConfig(tensorboard=True, wandb=WandbConfig()), Path(sys.argv[1]))
 for sink in sinks:

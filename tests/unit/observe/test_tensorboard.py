@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lockstep.config.schema import LogConfig
+from lockstep.config.job import LogConfig
 from lockstep.events.event import Events
 from lockstep.events.media import place_image
 from lockstep.observe.loggers.selection import open_loggers

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from lockstep.commands.trial_settings import check_settings
 from lockstep.config.schema import BatchConfig, Config
 from lockstep.errors import UserError
 from lockstep.events.trace import Difference
@@ -12,7 +13,6 @@ from lockstep.observe.verification import (
     Finding,
     Verdict,
     _difference_at_the_end,
-    check_settings,
     trials,
 )
 

@@ -14,9 +14,10 @@ import numpy as np
 import psutil
 import pytest
 
+from lockstep.config.job import LogConfig, WandbConfig
 from lockstep.config.private import Private
 from lockstep.config.resolved import ResolvedSettings
-from lockstep.config.schema import BatchConfig, Config, LogConfig, WandbConfig
+from lockstep.config.schema import BatchConfig, Config
 from lockstep.errors import UserError
 from lockstep.events.event import Events
 from lockstep.events.media import place_image

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,11 +35,13 @@ class Check(NamedTuple):
 
 
 def check_run(reference: RunFolder, attacked: RunFolder) -> list[Check]:
+    searched = [check_designs(reference, attacked)] if reference.evaluations.exists() else []
     return [
         check_end(reference, attacked),
         check_steps(reference, attacked),
         check_resumes(attacked),
         check_evaluations(reference, attacked),
+        *searched,
     ]
 
 
@@ -92,6 +95,19 @@ def check_evaluations(reference: RunFolder, attacked: RunFolder) -> Check:
     if read_json(reference.history) == read_json(attacked.history):
         return Check(name)
     return Check(name, (f"{attacked.history} is not as {reference.history}",))
+
+
+def check_designs(reference: RunFolder, attacked: RunFolder) -> Check:
+    """Of a search: what was under way when a rank was killed may be evaluated again, but nothing that was finished."""
+    name = "the same designs were evaluated, and none again that was finished"
+    expected, found = (
+        Counter(line.get("key") for path in sorted(run.evaluations.glob("*.jsonl")) for line in _lines(path))
+        for run in (reference, attacked)
+    )
+    faults = [f"{key} was evaluated {count} times" for key, count in found.items() if count > 1]
+    faults += [f"{key} was never evaluated" for key in expected.keys() - found.keys()]
+    faults += [f"{key} was evaluated, but not by the run left alone" for key in found.keys() - expected.keys()]
+    return Check(name, tuple(faults))
 
 
 def audit(attacked: RunFolder, variables: Mapping[str, str]) -> Check:

@@ -19,8 +19,6 @@ from lockstep.observe.chaos.plan import draw_plan
 from lockstep.observe.chaos.processes import Marked
 from lockstep.observe.chaos.siege import Siege, Tally, append
 
-# What changes no bit and would stand in the way: one machine's share of lanes, loggers of other people's services.
-_OVERRIDES = ("trace=true", "lanes_per_rank=null", "log.tensorboard=false", "log.wandb=null")
 _MAX_LOG_CHARS = 20_000
 
 
@@ -118,8 +116,8 @@ class ReferenceFailed(LockstepError):
 def endure(
     config: str, overrides: Sequence[str], assault: Assault, *, folder: Path, tell: Callable[[str], None]
 ) -> Verdict:
-    """Train in `folder`, alone and then under attack, telling how it goes."""
-    settings = [config, *overrides, *_OVERRIDES]
+    """Train in `folder`, alone and then under attack, telling how it goes; `overrides`: with `trial_overrides`."""
+    settings = [config, *overrides]
     memory = Path(tempfile.mkdtemp(prefix="lockstep-chaos-", dir=environment.memory_folder()))
     try:
         began = time.monotonic()

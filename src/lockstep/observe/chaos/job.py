@@ -13,7 +13,7 @@ from typing import NamedTuple
 from lockstep.config import environment
 from lockstep.observe.chaos.plan import Attack
 from lockstep.observe.chaos.processes import Marked, Process
-from lockstep.supervision.pulse import Page, Phase, Reading
+from lockstep.supervision.pulse import IN_A_GENERATION, IN_A_STEP, Page, Phase, Reading
 
 _NURSERY = "lockstep.launcher.nursery"
 _PAUSE_S = 0.02
@@ -118,15 +118,12 @@ def kill_all(marked: Marked) -> None:
 
 
 def is_training(pulse: Reading) -> bool:
-    return pulse.phase in _IN_A_STEP
+    return pulse.phase in (*IN_A_STEP, *IN_A_GENERATION)
 
 
 def is_back(pulse: Reading) -> bool:
     """Has its rank come to where there are steps, or beyond?"""
-    return pulse.phase in _IN_A_STEP or pulse.phase in (Phase.SAVING, Phase.EVALUATING, Phase.FINISHING, Phase.LEAVING)
-
-
-_IN_A_STEP = (Phase.DATA, Phase.COMPUTING, Phase.EXCHANGING, Phase.UPDATING)
+    return is_training(pulse) or pulse.phase in (Phase.SAVING, Phase.EVALUATING, Phase.FINISHING, Phase.LEAVING)
 
 
 def _drawn(candidates: Sequence[Target], lot: float) -> Target | None:

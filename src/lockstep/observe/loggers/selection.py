@@ -3,7 +3,7 @@
 from importlib.util import find_spec
 from pathlib import Path
 
-from lockstep.config.schema import LogConfig
+from lockstep.config.job import LogConfig
 from lockstep.errors import UserError
 from lockstep.events.event import Sink
 from lockstep.observe.loggers.guarded import Guarded

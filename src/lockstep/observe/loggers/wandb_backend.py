@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config import environment
+from lockstep.config.job import WandbConfig
 from lockstep.config.json_text import parse_json
-from lockstep.config.schema import WandbConfig
 from lockstep.errors import UserError
 from lockstep.events.event import Event
 from lockstep.events.run_folder import RunFolder

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from lockstep.config.schema import Config, Count, Frozen
+from lockstep.config.fields import Count, Frozen
+from lockstep.config.schema import Config
 from lockstep.errors import UserError
 from lockstep.train.recipe import Splits
 

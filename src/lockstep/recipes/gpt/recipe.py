@@ -9,7 +9,8 @@ from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 from torch import Tensor, nn
 
-from lockstep.config.schema import Config, Count, Frozen, Positive, Whole
+from lockstep.config.fields import Count, Frozen, Positive, Whole
+from lockstep.config.schema import Config
 from lockstep.recipes.gpt.sampling import write
 from lockstep.recipes.gpt.text import cut, read_text
 from lockstep.recipes.gpt.transformer import NUM_BYTES, Gpt

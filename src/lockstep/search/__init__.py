@@ -1,0 +1,1 @@
+"""Evolutionary search with a network trained alongside: genome, operators, evaluation pool, the loop."""

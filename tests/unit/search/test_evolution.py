@@ -1,0 +1,217 @@
+import pytest
+import torch
+from torch import Tensor, inf
+
+from lockstep.errors import UserError
+from lockstep.search.evolution import Evolution, EvolutionSettings
+from lockstep.search.fronts import fronts_of
+from lockstep.search.genome import ChoiceGene, FloatGene, Genome, IntegerGene
+
+FLOATS = Genome([FloatGene(f"x{number}", -1.0, 2.0) for number in range(5)])
+MIXED = Genome(
+    [
+        FloatGene("span", 1.2, 1.8, group="plan"),
+        IntegerGene("elements", 1, 4, group="plan"),
+        ChoiceGene("section", ("naca", "gurney", "flat")),
+    ]
+)
+
+
+def distance(designs: Tensor) -> Tensor:
+    return designs.square().sum(1, keepdim=True)
+
+
+def trade(designs: Tensor) -> Tensor:
+    """Two costs against each other; in the mixed genome, and some fail."""
+    span, elements, section = designs.unbind(1)
+    costs = torch.stack([span + elements + (section == 1), 4 / elements - span], 1)
+    return torch.where(((span * 100).floor() % 5 == 0)[:, None], inf, costs)
+
+
+def evolution(
+    genome: Genome = FLOATS, objectives: int = 1, *, seed: int = 3, size: int = 20, elites: int | None = None
+) -> Evolution:
+    return Evolution(genome, objectives, EvolutionSettings(population_size=size, elites=elites), seed)
+
+
+def advance(strategy: Evolution, generations: range, count: int = 20) -> Evolution:
+    for generation in generations:
+        designs = strategy.ask(count, generation)
+        strategy.tell(designs, trade(designs) if strategy.genome is MIXED else distance(designs))
+    return strategy
+
+
+def test_it_finds_a_minimum() -> None:
+    strategy = evolution()
+    first = strategy.ask(20, 0)
+    assert strategy.population.shape == (0, 5) and strategy.costs.shape == (0, 1)
+    strategy.tell(first, distance(first))
+    advance(strategy, range(1, 60))
+    assert strategy.costs[0].item() < 1e-3 * distance(first).min().item()
+    assert torch.equal(strategy.costs, strategy.costs.sort(0).values)
+    torch.testing.assert_close(strategy.costs, distance(strategy.population))
+
+
+def test_it_finds_a_front_in_a_mixed_genome() -> None:
+    strategy = advance(evolution(MIXED, 2), range(40))
+    assert strategy.costs.isfinite().all()
+    assert set(strategy.population[:, 1].tolist()) == {1.0, 2.0, 3.0, 4.0}
+    assert (strategy.population[:, 2] != 1).all()  # the section that only costs
+    assert (fronts_of(strategy.costs) == 0).all()
+    assert torch.equal(MIXED.repair(strategy.population), strategy.population)
+
+
+def test_the_first_generation_is_sampled_everywhere() -> None:
+    first = Evolution(FLOATS, 1, EvolutionSettings(), 3).ask(30, 0)[:, 0].sort().values
+    assert first[0] < -0.8 and first[-1] > 1.8 and first.diff().max() < 0.4
+
+
+def test_what_it_asks_depends_on_seed_generation_and_what_it_was_told() -> None:
+    strategy = advance(evolution(), range(3))
+    assert torch.equal(strategy.ask(20, 3), advance(evolution(), range(3)).ask(20, 3))
+    assert torch.equal(strategy.ask(20, 3), strategy.ask(20, 3))
+    assert not torch.equal(strategy.ask(20, 3), strategy.ask(20, 4))
+    assert not torch.equal(evolution(seed=3).ask(20, 0), evolution(seed=4).ask(20, 0))
+
+
+@pytest.mark.parametrize(("genome", "objectives"), [(FLOATS, 1), (MIXED, 2)])
+def test_restored_at_any_generation_it_goes_on_to_the_same_bits(genome: Genome, objectives: int) -> None:
+    expected = advance(evolution(genome, objectives), range(6))
+    for pause in range(6):
+        before = advance(evolution(genome, objectives), range(pause))
+        before.ask(20, pause)  # and is stopped while they are evaluated
+        after = evolution(genome, objectives)
+        after.load_state_dict(before.state_dict())
+        advance(after, range(pause, 6))
+        assert torch.equal(after.population, expected.population)
+        assert torch.equal(after.costs, expected.costs)
+
+
+def test_candidates_by_the_thousand_are_all_different_and_new() -> None:
+    strategy = advance(evolution(), range(5))
+    candidates = strategy.ask(2000, 5)
+    keys = set(FLOATS.keys(candidates))
+    assert len(keys) == 2000
+    assert not keys & set(FLOATS.keys(strategy.population))
+
+
+def test_where_designs_run_out_they_are_repeated() -> None:
+    genome = Genome([IntegerGene("n", 0, 2), ChoiceGene("c", ("a", "b"))])
+    strategy = evolution(genome)
+    strategy.tell(genome.sample(3, torch.Generator()), torch.zeros(3, 1, dtype=torch.float64))
+    assert strategy.ask(50, 1).shape == (50, 2)
+
+
+def test_designs_from_elsewhere_are_taken_in_and_repeated_ones_once() -> None:
+    strategy = advance(evolution(), range(2))
+    best = torch.zeros(1, 5, dtype=torch.float64)
+    told = torch.cat([best, best, strategy.population[:3]])
+    strategy.tell(told, distance(told))
+    assert torch.equal(strategy.population[:1], best)
+    assert len(set(FLOATS.keys(strategy.population))) == len(strategy.population) == 20
+
+
+def test_designs_from_elsewhere_are_put_in_order() -> None:
+    strategy = evolution(MIXED, 1)
+    strategy.tell(torch.tensor([[9.0, 2.4, -3.0]], dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64))
+    assert strategy.population.tolist() == [[1.8, 2.0, 0.0]]
+
+
+def test_it_may_be_told_fewer_more_or_none() -> None:
+    strategy = evolution()
+    for count, expected in ((5, 5), (0, 5), (100, 20), (1, 20)):
+        designs = strategy.ask(count, count)
+        strategy.tell(designs, distance(designs))
+        assert len(strategy.population) == expected
+
+
+def test_when_all_failed_it_samples_again() -> None:
+    strategy = evolution(size=10)
+    for generation in range(2):
+        designs = strategy.ask(10, generation)
+        strategy.tell(designs, torch.full((10, 1), inf, dtype=torch.float64))
+        assert len(strategy.population) == 10
+    designs = strategy.ask(10, 2)
+    assert (designs[:, 0].max() - designs[:, 0].min()) > 2
+    strategy.tell(designs[:1], distance(designs[:1]))
+    assert torch.equal(strategy.population[:1], designs[:1])
+
+
+def test_a_parent_alone_has_children_that_are_not_all_close_to_it() -> None:
+    strategy = evolution()
+    parent = FLOATS.row(dict.fromkeys(FLOATS.names, 0.5))
+    strategy.tell(parent[None], distance(parent[None]))
+    steps = (strategy.ask(2000, 1) - parent).abs().amax(1)
+    assert steps.min() > 0 and (steps > 1e-3).double().mean() > 0.95
+
+
+def test_children_have_genes_of_two_parents() -> None:
+    strategy = evolution()
+    parents = torch.tensor([[0.0] * 5, [1.0] * 5], dtype=torch.float64)
+    strategy.tell(parents, distance(parents))
+    children = strategy.ask(200, 1)
+    has_both = (children == 0).any(1) & (children == 1).any(1)
+    assert 0.1 < has_both.double().mean() < 0.4  # of two, a tournament often has the better win twice
+
+
+@pytest.mark.parametrize("bad", [inf, -inf, float("nan")])
+def test_a_design_with_any_cost_that_is_no_number_has_failed(bad: float) -> None:
+    strategy = evolution(objectives=2)
+    designs = strategy.ask(3, 0)
+    strategy.tell(designs, torch.tensor([[0.0, bad], [5.0, 5.0], [bad, 0.0]], dtype=torch.float64))
+    assert strategy.costs.tolist() == [[5.0, 5.0], [inf, inf], [inf, inf]]
+
+
+@pytest.mark.parametrize(("elites", "staying"), [(None, 4), (4, 4), (1, 1), (0, 0)])
+def test_only_elites_stay_when_there_are_enough_others(elites: int | None, staying: int) -> None:
+    strategy = evolution(size=4, elites=elites)
+    good, worse = (torch.full((4, 5), value).double() + torch.arange(4)[:, None] / 100 for value in (0.0, 1.0))
+    strategy.tell(good, distance(good))
+    strategy.tell(worse, distance(worse))
+    assert int((strategy.population[:, 0] < 0.5).sum()) == staying
+    strategy.tell(worse[:0], distance(worse[:0]))
+    assert len(strategy.population) == 4
+
+
+def test_parents_stay_in_the_place_of_children_that_failed() -> None:
+    strategy = evolution(size=4, elites=1)
+    parents, children = FLOATS.sample(8, torch.Generator().manual_seed(1)).split(4)
+    strategy.tell(parents, distance(parents))
+    costs = distance(children)
+    costs[1:] = inf
+    strategy.tell(children, costs)
+    assert strategy.costs.isfinite().all()
+
+
+def test_who_failed_is_no_parent() -> None:
+    strategy = evolution(size=4)
+    designs = torch.tensor([[0.5], [0.6], [1.9], [1.9]], dtype=torch.float64) + torch.arange(5) / 1000
+    strategy.tell(designs, torch.tensor([[1.0], [2.0], [inf], [inf]], dtype=torch.float64))
+    assert not (strategy.ask(500, 1) >= 1.9).any(0).all()
+
+
+def test_steps_are_narrow_where_the_population_agrees() -> None:
+    strategy = evolution(size=50)
+    told = torch.linspace(0.0, 1.0, 50, dtype=torch.float64)[:, None].repeat(1, 5)
+    told[:, 0] = 0.5 + 1e-4 * told[:, 0]
+    strategy.tell(told, distance(told))
+    steps = (strategy.ask(4000, 1)[:, 0] - 0.50005).abs()
+    steps = steps[steps > 0.6e-4]  # not what is a parent's, and so less than half of the narrow steps
+    assert 0.15 < (steps < 1e-3).double().mean() < 0.5
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "message"),
+    [
+        ("population_size", 0, "population_size=0: expected a whole number greater than 0"),
+        ("tournament_size", 1.5, "tournament_size=1.5: expected a whole number greater than 0"),
+        ("elites", -1, "elites=-1: expected a whole number from 0, or None for all"),
+        ("crossover_rate", 1.5, "crossover_rate=1.5: expected a share from 0 to 1"),
+        ("mutation_rate", -0.1, "mutation_rate=-0.1: expected a share from 0 to 1"),
+        ("mutation_strength", 0, "mutation_strength=0: expected a number greater than 0"),
+        ("strength_floor", 0.3, "strength_floor=0.3: expected more than 0 and no more than mutation_strength=0.1"),
+    ],
+)
+def test_a_setting_out_of_place_is_named(setting: str, value: float, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        EvolutionSettings(**{setting: value})

@@ -18,6 +18,16 @@ def require_positive(name: str, value: Any, *, otherwise: str = "") -> None:
         raise UserError(f"{name}={value!r}: expected a number greater than 0{otherwise}")
 
 
+def require_share(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise UserError(f"{name}={value!r}: expected a share from 0 to 1")
+
+
+def require_whole(name: str, value: Any, *, otherwise: str = "") -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise UserError(f"{name}={value!r}: expected a whole number from 0{otherwise}")
+
+
 def require_flag(name: str, value: Any) -> None:
     if not isinstance(value, bool):
         raise UserError(f"{name}={value!r}: expected True or False")

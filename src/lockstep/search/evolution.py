@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.config.arguments import require_count, require_positive
+from lockstep.config.arguments import require_count, require_positive, require_share, require_whole
 from lockstep.errors import UserError
 from lockstep.search.genome import Genome
 from lockstep.search.operators import crossover, mutate, stratified_sample, tournament
@@ -41,12 +41,12 @@ class EvolutionSettings:
     def __post_init__(self) -> None:
         require_count("population_size", self.population_size)
         require_count("tournament_size", self.tournament_size)
-        if self.elites is not None and (type(self.elites) is not int or self.elites < 0):
-            raise UserError(f"elites={self.elites!r}: expected a whole number from 0, or None for all")
+        if self.elites is not None:
+            require_whole("elites", self.elites, otherwise=", or None for all")
         for name in ("crossover_rate", "blend_rate", "mutation_rate", "mutation_strength", "strength_floor"):
             value = getattr(self, name)
             if not (name == "mutation_rate" and value is None):
-                _require_share(name, value)
+                require_share(name, value)
         require_positive("mutation_strength", self.mutation_strength)
         if not 0 < self.strength_floor <= self.mutation_strength:
             raise UserError(
@@ -138,8 +138,3 @@ def _repeated(keys: list[bytes], known: set[bytes]) -> list[int]:
             rows.append(row)
         seen.add(key)
     return rows
-
-
-def _require_share(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise UserError(f"{name}={value!r}: expected a share from 0 to 1")

@@ -2,9 +2,8 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
-from lockstep.config.arguments import require_count, require_positive
+from lockstep.config.arguments import require_count, require_positive, require_share, require_whole
 from lockstep.errors import UserError
 from lockstep.search.lessons import FEWEST
 
@@ -19,13 +18,13 @@ class Stage:
     guided_share: float | None = None  # None: as the settings have it
 
     def __post_init__(self) -> None:
-        _require_whole("generation", self.generation)
+        require_whole("generation", self.generation)
         for name in ("value", "policy"):
             weight = getattr(self, name)
             if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
                 raise UserError(f"{name}={weight!r}: expected the weight of a loss, a number from 0")
         if self.guided_share is not None:
-            _require_share("guided_share", self.guided_share)
+            require_share("guided_share", self.guided_share)
 
 
 @dataclass(frozen=True)
@@ -57,10 +56,10 @@ class NetworkSettings:
             require_positive(name, getattr(self, name))
             if math.isinf(getattr(self, name)):
                 raise UserError(f"{name}=inf: expected a number that has an end")
-        _require_share("guided_share", self.guided_share)
+        require_share("guided_share", self.guided_share)
         if self.global_batch % self.lanes:
             raise UserError(f"global_batch={self.global_batch}: expected a multiple of lanes={self.lanes}")
-        _require_whole("candidates", self.candidates)
+        require_whole("candidates", self.candidates)
         if self.candidates < 2:
             raise UserError(f"candidates={self.candidates}: expected 2 or more, or there is nothing to choose from")
         object.__setattr__(self, "curriculum", tuple(self.curriculum))
@@ -84,13 +83,3 @@ class NetworkSettings:
         shares = [self.guided_share if stage.guided_share is None else stage.guided_share for stage in self.curriculum]
         starts_later = not self.curriculum or self.curriculum[0].generation > 0
         return not any(shares) and not (starts_later and self.guided_share)
-
-
-def _require_share(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise UserError(f"{name}={value!r}: expected a share from 0 to 1")
-
-
-def _require_whole(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise UserError(f"{name}={value!r}: expected a whole number from 0")

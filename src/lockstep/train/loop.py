@@ -248,10 +248,7 @@ class Loop:
         self._journal.events.emit(
             "start",
             self._continuity.progress.step,
-            processes=self._world.size,
-            device=self._world.device.type,
-            backend=self._world.backend,
-            launcher=self._world.launcher,
+            **self._world.facts,
             effective_batch=loader.global_batch,
             lanes=loader.lanes.count,
             speed_up_bound=loader.lanes.speed_up_bound,

@@ -134,10 +134,7 @@ class RoundLoop:
         self._journal.events.emit(
             "start",
             self._continuity.progress.step,
-            processes=self._world.size,
-            device=self._world.device.type,
-            backend=self._world.backend,
-            launcher=self._world.launcher,
+            **self._world.facts,
             total_rounds=count,
             resumed=resumed,
             is_done=is_done,

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -28,6 +29,16 @@ class World:
     def is_main(self) -> bool:
         """Rank 0 alone writes what is shared and alone prints."""
         return self.rank == 0
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """For events."""
+        return {
+            "processes": self.size,
+            "device": self.device.type,
+            "backend": self.backend,
+            "launcher": self.launcher,
+        }
 
     def __iter__(self) -> Iterator[int]:
         return iter((self.rank, self.local_rank, self.size))

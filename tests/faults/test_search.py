@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ recipe: planted:recipe
 max_generations: 5
 population_size: 21
 save_frequency: 2
-network: null
+network: {steps: 5}
 """
 
 
@@ -60,6 +61,10 @@ def evaluations(folder: Path) -> list[dict[str, Any]]:
     return [line for path in sorted((folder / "evaluations").glob("*.jsonl")) for line in read_lines(path)]
 
 
+def is_in_the_middle(folder: Path, generation: int) -> bool:
+    return Counter(line["generation"] for line in evaluations(folder))[generation] > 5
+
+
 def digest(folder: Path) -> str:
     return str([event for event in read_lines(folder / "events.jsonl") if event["kind"] == "end"][-1]["digest"])
 
@@ -72,11 +77,7 @@ def test_killed_in_the_middle_of_a_generation_it_loses_what_was_in_flight(tmp_pa
     for num_processes, generation in (("3", 1), ("2", 3)):  # of the second, the generations since a save are replayed
         with started([*command, num_processes], tmp_path, environment) as launcher:
             # Some of the generation's designs are done, and some are not.
-            wait_for(
-                lambda: Counter(line["generation"] for line in evaluations(killed))[generation] > 5,  # noqa: B023
-                60,
-                "the middle of a generation",
-            )
+            wait_for(partial(is_in_the_middle, killed, generation), 60, "the middle of a generation")
             processes = psutil.Process(launcher.pid).children(recursive=True)
             os.kill(launcher.pid, signal.SIGKILL)
             psutil.wait_procs(processes, timeout=10)

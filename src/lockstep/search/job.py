@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lockstep.config.resolved import ResolvedSettings
 from lockstep.config.search import NetworkConfig, SearchConfig
 from lockstep.errors import UserError
 from lockstep.events.event import Sink
@@ -14,7 +13,7 @@ from lockstep.search.problem import Problem
 from lockstep.search.recipe import SearchRecipe, base_of
 from lockstep.search.search import Search, SearchResult, SearchSettings
 from lockstep.train.continuity import Resume
-from lockstep.train.run import Run
+from lockstep.train.job import open_run
 from lockstep.world.world import World
 
 _QUICK_GENERATIONS = 3
@@ -36,18 +35,7 @@ def search_recipe(
     problem = recipe.problem(config)  # before the folder is claimed: a mistake found here leaves no trace
     if not isinstance(problem, Problem):
         raise UserError(f"{config.recipe}: expected a lockstep.Problem from its problem(config), got {problem!r}")
-    run = Run(
-        folder.path,
-        world,
-        resume=resume,
-        trace=config.trace,
-        log_every=config.log_every,
-        sinks=sinks,
-        settings=ResolvedSettings(config),
-        facts={"recipe": config.recipe, "folder": str(folder.path)},
-        seed=config.seed,
-    )
-    run.stop_after = stop_after
+    run = open_run(config, world, folder, sinks, resume=resume, stop_after=stop_after, seed=config.seed)
     search = Search(run, problem, settings_of(config))
     if (conclude := getattr(recipe, "conclude", None)) is not None:
         search.before_the_end = lambda: conclude(search, config)

@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 from torch.utils.data import Dataset, Subset
 
+from lockstep.config.job import JobConfig
 from lockstep.config.resolved import ResolvedSettings
 from lockstep.config.schema import Config
 from lockstep.data.evaluation import EvaluationLoader
@@ -53,18 +54,7 @@ def train_recipe(
     stop_after: int | None = None,
 ) -> Outcome:
     """Train, or go on where the folder says. `sinks` (the terminal, loggers) are told on rank 0 alone."""
-    run = Run(
-        folder.path,
-        world,
-        resume=resume,
-        trace=config.trace,
-        log_every=config.log_every,
-        sinks=sinks,
-        settings=ResolvedSettings(config),
-        facts={"recipe": config.recipe, "folder": str(folder.path)},
-        **step_options(config),
-    )
-    run.stop_after = stop_after
+    run = open_run(config, world, folder, sinks, resume=resume, stop_after=stop_after, **step_options(config))
     model = recipe.model(config)  # drawn from the seed's stream for weights, which Run has just begun
     batch = _batch_of_the_run(config, run.data_world, folder)
     splits = recipe.data(config)
@@ -105,6 +95,32 @@ def train_recipe(
         run.close(abandon=True)
         raise
     return Outcome(run.step, metrics, digest, folder.path)
+
+
+def open_run(
+    config: JobConfig,
+    world: World,
+    folder: RunFolder,
+    sinks: Sequence[Sink],
+    *,
+    resume: Resume,
+    stop_after: int | None,
+    **options: Any,
+) -> Run:
+    """The run of a config, of training or of a search; `options`: see `StepOptions`."""
+    run = Run(
+        folder.path,
+        world,
+        resume=resume,
+        trace=config.trace,
+        log_every=config.log_every,
+        sinks=sinks,
+        settings=ResolvedSettings(config),
+        facts={"recipe": config.recipe, "folder": str(folder.path)},
+        **options,
+    )
+    run.stop_after = stop_after
+    return run
 
 
 def step_options(config: Config) -> dict[str, Any]:

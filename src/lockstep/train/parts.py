@@ -16,7 +16,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from lockstep.checkpoint.contents import BUFFERS, COMPRESSION, STATE
+from lockstep.checkpoint.contents import BUFFERS, COMPRESSION, KEPT, STATE
+from lockstep.checkpoint.manifest import CheckpointError, check_part_name
 from lockstep.engine.digest import flattened, state_of, tensors_in
 from lockstep.errors import UserError
 from lockstep.train.average import MovingAverage
@@ -71,6 +72,19 @@ class Parts:
 
     def add_average(self, average: MovingAverage) -> None:
         self.averages[_next_name("average", self.averages)] = average
+
+    def keep(self, name: str, thing: Resumable, *, in_digest: bool, once: bool) -> None:
+        """For `Run.keep`; `once`: another thing under the same name is an error."""
+        part = (STATE if in_digest else KEPT) + name
+        try:
+            check_part_name(part)
+        except CheckpointError as error:
+            raise UserError(f"run.keep({name!r}, …): {error}") from None
+        if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+            raise UserError(f"run.keep({name!r}, …) needs an object with state_dict and load_state_dict")
+        earlier, self.kept[part] = self.kept.get(part, thing), thing
+        if earlier is not thing and once:
+            raise UserError(f"run.keep({name!r}, …): something else is kept under this name already")
 
     @property
     def any_batch_norm(self) -> bool:

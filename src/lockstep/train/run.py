@@ -22,8 +22,6 @@ from torch.nn import Parameter
 from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
-from lockstep.checkpoint.contents import KEPT, STATE
-from lockstep.checkpoint.manifest import CheckpointError, check_part_name
 from lockstep.config.arguments import require_count
 from lockstep.config.duration import RunLength
 from lockstep.data.choice import choose_loader
@@ -199,16 +197,7 @@ class Run:
 
         `in_digest`: its tensors and numbers count in the run's digest, and must be equal on all ranks.
         """
-        part = (STATE if in_digest else KEPT) + name
-        try:
-            check_part_name(part)
-        except CheckpointError as error:
-            raise UserError(f"run.keep({name!r}, …): {error}") from None
-        if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
-            raise UserError(f"run.keep({name!r}, …) needs an object with state_dict and load_state_dict")
-        earlier, self._parts.kept[part] = self._parts.kept.get(part, thing), thing
-        if earlier is not thing and self.journal.folder is not None:
-            raise UserError(f"run.keep({name!r}, …): something else is kept under this name already")
+        self._parts.keep(name, thing, in_digest=in_digest, once=self.journal.folder is not None)
 
     def loader(
         self,

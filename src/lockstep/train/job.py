@@ -18,7 +18,7 @@ from lockstep.train.checkpoints import Saving
 from lockstep.train.continuity import Resume
 from lockstep.train.optimizer import build_optimizer
 from lockstep.train.options import StepOptions
-from lockstep.train.recipe import Recipe, Splits
+from lockstep.train.recipe import Recipe, Splits, made_for
 from lockstep.train.run import Run
 from lockstep.train.schedule import build_schedule
 from lockstep.train.trainer import Trainer
@@ -44,7 +44,7 @@ class Outcome(NamedTuple):
 
 
 def train_recipe(
-    recipe: Recipe,
+    recipe: Recipe | type[Any],
     config: Config,
     world: World,
     folder: RunFolder,
@@ -55,6 +55,7 @@ def train_recipe(
 ) -> Outcome:
     """Train, or go on where the folder says. `sinks` (the terminal, loggers) are told on rank 0 alone."""
     run = open_run(config, world, folder, sinks, resume=resume, stop_after=stop_after, **step_options(config))
+    recipe = made_for(config, recipe)
     model = recipe.model(config)  # drawn from the seed's stream for weights, which Run has just begun
     batch = _batch_of_the_run(config, run.data_world, folder)
     splits = recipe.data(config)
@@ -77,7 +78,7 @@ def train_recipe(
         recipe.loss,
         recipe.metrics,
         schedule=build_schedule(config.schedule),
-        callbacks=_callbacks(config),
+        callbacks=[*_callbacks(config), *_own_callbacks(recipe, config)],
         run=run,
     )
     if config.average is not None:
@@ -180,6 +181,11 @@ def _callbacks(config: Config) -> list[Callback]:
     if (stopping := config.early_stopping) is not None:
         callbacks.append(EarlyStopping(stopping.metric, stopping.mode, stopping.patience, stopping.min_delta))
     return callbacks
+
+
+def _own_callbacks(recipe: Recipe, config: Config) -> Sequence[Callback]:
+    own = getattr(recipe, "callbacks", None)
+    return () if own is None else own(config)
 
 
 def _first(dataset: Dataset[Any], count: int) -> Dataset[Any]:

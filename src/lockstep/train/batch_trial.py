@@ -33,10 +33,11 @@ def try_lane(recipe: Recipe | type[Any], config: Config, world: World, lane_batc
     optimizer = run.optimizer(model, build_optimizer(model, config.optim, batch))
     if config.average is not None:
         run.average(model, config.average.decay)
-    dataset = recipe.data(config).train
+    dataset, _, collate = recipe.data(config)
     model.train()
     seconds, timed = 0.0, 0
-    for step in run.open_steps(run.loader(dataset, batch, lanes=lanes, tail=config.tail), steps=_MOST_STEPS):
+    loader = run.loader(dataset, batch, lanes=lanes, tail=config.tail, collate=collate)
+    for step in run.open_steps(loader, steps=_MOST_STEPS):
         began = _now(world)
         step.accumulate(recipe.loss, model)
         step.update(optimizer)

@@ -18,7 +18,7 @@ from lockstep.train.checkpoints import Saving
 from lockstep.train.continuity import Resume
 from lockstep.train.optimizer import build_optimizer
 from lockstep.train.options import StepOptions
-from lockstep.train.recipe import Recipe, Splits, made_for
+from lockstep.train.recipe import Recipe, made_for
 from lockstep.train.run import Run
 from lockstep.train.schedule import build_schedule
 from lockstep.train.trainer import Trainer
@@ -60,17 +60,19 @@ def train_recipe(
     batch = _batch_of_the_run(config, run.data_world, folder)
     splits = recipe.data(config)
     if config.quick:
-        splits = Splits(_first(splits.train, _QUICK_STEPS * batch.size), _first(splits.test, _QUICK_TEST_SAMPLES))
+        train_set = _first(splits.train, _QUICK_STEPS * batch.size)
+        splits = splits._replace(train=train_set, test=_first(splits.test, _QUICK_TEST_SAMPLES))
     # Before the folder is claimed: a mistake found here leaves no trace.
     train = run.loader(
         splits.train,
         batch.size,
         lanes=batch.lanes,
         tail=config.tail,
+        collate=splits.collate,
         workers=config.workers,
         lanes_per_rank=config.lanes_per_rank,
     )
-    test = EvaluationLoader(splits.test, config.evaluation_batch, world, workers=config.workers)
+    test = EvaluationLoader(splits.test, config.evaluation_batch, world, workers=config.workers, collate=splits.collate)
     saving = Saving(**dict(config.checkpoint))
     trainer = Trainer(
         model,

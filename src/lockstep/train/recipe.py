@@ -16,12 +16,14 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from lockstep.config.schema import Config
+from lockstep.data.samples import Collate
 from lockstep.metrics.tally import Part
 
 
 class Splits(NamedTuple):
     train: Dataset[Any]
     test: Dataset[Any]
+    collate: Collate | None = None  # how samples become a batch; torch's default
 
 
 class Recipe(Protocol):

@@ -1,4 +1,4 @@
-"""Real data sets that do not come with the repository: a test that needs one is skipped, by name, where it is absent."""
+"""Real data that does not come with the repository: a test that needs some is skipped, by name, where it is absent."""
 
 from pathlib import Path
 

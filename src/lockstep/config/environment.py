@@ -163,18 +163,17 @@ def spawned_by_launch() -> bool:
     return SPAWNED_BY_LAUNCH in os.environ
 
 
-def pin_to_loopback(interface: str) -> dict[str, str]:
-    """The variables that keep gloo and NCCL on this machine, unless the user chose an interface."""
-    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-    return {name: interface for name in names if name not in os.environ}
+def pin_to(interface: str | None, *, one_machine: bool) -> dict[str, str]:
+    """The variables that keep gloo, and on one machine NCCL too, on an interface, unless the user chose one."""
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if one_machine else ("GLOO_SOCKET_IFNAME",)
+    return {name: interface for name in names if interface is not None and name not in os.environ}
 
 
-def settle(placement: Placement, loopback_interface: str) -> None:
-    """Make the meeting point visible to code that reads it itself, and keep a job of one machine on that machine."""
+def settle(placement: Placement, interface: str | None) -> None:
+    """Make the meeting point visible to code that reads it itself, and keep the job on the interface it is met over."""
     os.environ["MASTER_ADDR"] = placement.master_addr
     os.environ["MASTER_PORT"] = str(placement.master_port)
-    if placement.one_machine:
-        os.environ.update(pin_to_loopback(loopback_interface))
+    os.environ.update(pin_to(interface, one_machine=placement.one_machine))
 
 
 @contextmanager

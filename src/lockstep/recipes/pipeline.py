@@ -18,6 +18,7 @@ from lockstep.launcher.start import start
 from lockstep.recipes.registry import load_search_recipe
 from lockstep.search.job import search_recipe
 from lockstep.search.search import SearchResult
+from lockstep.world.launch import is_interactive
 from lockstep.world.setup import cleanup_distributed, setup_distributed
 
 
@@ -62,6 +63,8 @@ def main_distributed(
     try:
         exit_code = start(LaunchPlan(nproc=world_size), target)
     except LockstepError as error:
+        if is_interactive():
+            raise
         exit_code = complain(error)
     if exit_code != 0:
         sys.exit(exit_code)

@@ -14,7 +14,7 @@ from torch.distributed import DistNetworkError
 from lockstep.config import environment
 from lockstep.config.environment import Placement
 from lockstep.errors import WorldError
-from lockstep.launcher.store import await_keys, hold_store, loopback_interface, reach_store
+from lockstep.launcher.store import await_keys, hold_store, interface_towards, reach_store
 from lockstep.supervision import pulse
 from lockstep.supervision.pulse import Phase
 from lockstep.world.device import choose_backend, choose_device, devices_are_shared, warn_if_pointless
@@ -52,7 +52,7 @@ def setup_distributed(
     if backend == "nccl" and chosen_device.type != "cuda":
         raise WorldError(f"backend='nccl' carries CUDA tensors only, and the device is {chosen_device.type}: use gloo")
 
-    environment.settle(placement, loopback_interface())
+    environment.settle(placement, interface_towards(placement.master_addr))
     if chosen_device.type == "cuda":
         torch.cuda.set_device(chosen_device)
     with pulse.during(Phase.JOINING):

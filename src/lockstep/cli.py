@@ -12,7 +12,10 @@ from lockstep import __version__
 from lockstep.commands import ckpt
 from lockstep.commands.batch import batch
 from lockstep.commands.chaos import chaos
+from lockstep.commands.doctor import doctor
+from lockstep.commands.init import init
 from lockstep.commands.launching import takes_launch_options
+from lockstep.commands.plan import plan as plan_command
 from lockstep.commands.trial_folder import trial_folder
 from lockstep.config import environment
 from lockstep.errors import EXIT_FAILED, EXIT_STOPPED, LockstepError, UserError, complain
@@ -43,6 +46,9 @@ app = typer.Typer(
 app.add_typer(ckpt.app)
 app.command()(chaos)
 app.command()(batch)
+app.command()(doctor)
+app.command()(init)
+app.command("plan")(plan_command)
 
 
 @app.callback(invoke_without_command=True)

@@ -32,6 +32,13 @@ RESTARTED_AFTER = "LOCKSTEP_RESTARTED_AFTER"
 # Set by the user: where shared memory is, if not in the usual place.
 MEMORY_FOLDER = "LOCKSTEP_MEMORY"
 
+# Those that say how processes find each other, talk and compute.
+_JOB_NAMES = frozenset(
+    "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT OMP_NUM_THREADS MKL_NUM_THREADS "  # noqa: SIM905
+    "CUDA_VISIBLE_DEVICES CUBLAS_WORKSPACE_CONFIG".split()
+)
+_JOB_PREFIXES = ("NCCL_", "GLOO_")
+
 
 @dataclass(frozen=True)
 class Placement:
@@ -194,6 +201,12 @@ def exported(variables: Mapping[str, str]) -> Iterator[None]:
 def choose_cublas_workspace() -> None:
     """cuBLAS repeats its bits only with a fixed workspace, chosen before its first use; a user's own choice stays."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def job_variables() -> dict[str, str]:
+    """Those of a job's that are set; any others may hold secrets."""
+    names = [name for name in os.environ if name in _JOB_NAMES or name.startswith(_JOB_PREFIXES)]
+    return {name: os.environ[name] for name in names if not name.endswith("_VERSION")}  # which an image may tell
 
 
 def snapshot() -> dict[str, str]:

@@ -315,7 +315,7 @@ class Run:
         loader = dataset if isinstance(dataset, EvaluationLoader) else EvaluationLoader(dataset, batch, self.world)
         loader = self._parts.strategy.share_evaluation(loader)
         precision = Precision(self.options.precision, self.world.device)  # a lane's own may be entered already
-        with pulse.during(Phase.EVALUATING):
+        with pulse.during(Phase.EVALUATING), self._loop.stopwatch.aside("evaluating"):
             results = evaluate(model, loader, metrics, self.world, seed=self.seed, precision=precision)
         self._parts.strategy.settle()
         return results

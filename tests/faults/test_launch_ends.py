@@ -303,7 +303,7 @@ def test_faults_in_a_config_are_told_at_once_before_any_process_starts(tmp_path:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["train", "no-such-recipe"], "neither a file nor a built-in recipe (digits, gpt, wing)"),
+        (["train", "no-such-recipe"], "neither a file nor a built-in recipe (cricket, digits, ebm, gpt, resnet, vae, wing)"),
         (["train", "missing.yaml"], "missing.yaml"),
         (
             ["train", "digits", "-n", "two"],
@@ -313,7 +313,7 @@ def test_faults_in_a_config_are_told_at_once_before_any_process_starts(tmp_path:
         (["run", "missing.py"], "missing.py: no such script"),
         (["run", "--nnodes", "2", "missing.py"], "--nnodes 2 needs -n"),
         (["train", "digits", "recipe=json:loads"], "json:loads is not a recipe"),
-        (["train", "digits", "recipe=:x"], "expected digits, gpt, wing or package.module:name"),
+        (["train", "digits", "recipe=:x"], "expected cricket, digits, ebm, gpt, resnet, vae, wing or package.module:name"),
         (["train", "digits", "--max-restarts", "2"], "--max-restarts 2 needs -n"),
         (["train", "digits", "--on-hang", "stop"], "--on-hang stop needs -n"),
         (["train", "digits", "device=mps"], "no MPS device"),

@@ -1,7 +1,7 @@
 """Models by name, so that a config can choose one: `@register_model("vae")`, then `get_model("vae")(config)`."""
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from torch import nn
@@ -26,11 +26,16 @@ def register_model(name: str) -> Callable[[Made], Made]:
     return register
 
 
-def get_model(name: str) -> MakesModel:
-    """What was registered under this name: call it with what it needs, usually a config."""
+def is_registered(name: str) -> bool:
+    return name in _models
+
+
+def get_model(name: str, *, also: Iterable[str] = ()) -> MakesModel:
+    """What was registered under this name: call it with what it needs, usually a config. `also`: known elsewhere."""
     if name not in _models:
-        nearest = difflib.get_close_matches(name, _models, n=1)
-        hint = f"did you mean {nearest[0]}?" if nearest else f"registered: {', '.join(sorted(_models)) or 'none'}"
+        known = sorted({*_models, *also})
+        nearest = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {nearest[0]}?" if nearest else f"known: {', '.join(known) or 'none'}"
         raise UserError(f"no model is registered as {name!r}; {hint}")
     return _models[name]
 

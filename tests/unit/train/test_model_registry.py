@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 from torch import nn
 
-from lockstep import get_model, register_model
 from lockstep.errors import UserError
 from lockstep.train import model_registry
+from lockstep.train.model_registry import get_model, register_model
 
 
 @pytest.fixture(autouse=True)
@@ -38,10 +38,10 @@ def test_a_name_is_taken_once() -> None:
 
 
 def test_an_unknown_name_brings_the_nearest_or_all() -> None:
-    with pytest.raises(UserError, match="no model is registered as 'vae'; registered: none"):
+    with pytest.raises(UserError, match="no model is registered as 'vae'; known: none"):
         get_model("vae")
     register_model("resnet50")(nn.Identity)
     with pytest.raises(UserError, match="did you mean resnet50"):
         get_model("resnet5")
-    with pytest.raises(UserError, match="registered: resnet50"):
+    with pytest.raises(UserError, match="known: resnet50"):
         get_model("unet")

@@ -29,6 +29,11 @@ SUPERVISION_FOLDER = "LOCKSTEP_SUPERVISION"
 SPAWNED_BY_LAUNCH = "LOCKSTEP_SPAWNED_BY_LAUNCH"
 RESTARTED_AFTER = "LOCKSTEP_RESTARTED_AFTER"
 
+# Set by `lockstep verify` for the processes whose work it compares.
+OBSERVED = "LOCKSTEP_OBSERVED"
+OBSERVED_RUNS = "LOCKSTEP_OBSERVED_RUNS"
+OBSERVED_STEPS = "LOCKSTEP_OBSERVED_STEPS"
+
 # Set by the user: where shared memory is, if not in the usual place.
 MEMORY_FOLDER = "LOCKSTEP_MEMORY"
 
@@ -69,6 +74,15 @@ class Node:
     count: int = 1
     master_addr: str = LOOPBACK
     master_port: int = DEFAULT_PORT
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What somebody wants to see of a job who compares it with another."""
+
+    folder: Path  # for what each rank prints, writes and computes
+    runs: Path | None = None  # instead of the folders that a script's runs have; None: it is not a script
+    steps: int = 0  # after which a script ends
 
 
 def role(nproc_given: bool, environ: Mapping[str, str] = os.environ) -> Role:
@@ -147,6 +161,20 @@ def supervision_folder() -> Path | None:
     """Where this worker and its agent leave each other word, if it has one."""
     folder = os.environ.get(SUPERVISION_FOLDER)
     return Path(folder) if folder else None
+
+
+def observation() -> Observation | None:
+    """What is to be seen of this process, if it is looked at."""
+    folder, runs = os.environ.get(OBSERVED), os.environ.get(OBSERVED_RUNS)
+    if not folder:
+        return None
+    return Observation(Path(folder), Path(runs) if runs else None, _number(os.environ, OBSERVED_STEPS, default=0))
+
+
+def observing(observation: Observation) -> dict[str, str]:
+    """The variables that say so."""
+    runs = {} if observation.runs is None else {OBSERVED_RUNS: str(observation.runs)}
+    return {OBSERVED: str(observation.folder), OBSERVED_STEPS: str(observation.steps), **runs}
 
 
 def restarted_after() -> str | None:

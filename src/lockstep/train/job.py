@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 from torch.utils.data import Dataset, Subset
 
+from lockstep.checkpoint.exchange import load_checkpoint
 from lockstep.config.job import JobConfig
 from lockstep.config.resolved import ResolvedSettings
 from lockstep.config.schema import Config
@@ -16,13 +17,17 @@ from lockstep.events.run_folder import RunFolder
 from lockstep.train.callbacks import Callback, EarlyStopping, KeepBest
 from lockstep.train.checkpoints import Saving
 from lockstep.train.continuity import Resume
+from lockstep.train.evaluation import evaluate
 from lockstep.train.optimizer import build_optimizer
 from lockstep.train.options import StepOptions
-from lockstep.train.recipe import Recipe, made_for
+from lockstep.train.precision import Precision
+from lockstep.train.recipe import Recipe, Splits, made_for
 from lockstep.train.run import Run
 from lockstep.train.schedule import build_schedule
 from lockstep.train.trainer import Trainer
+from lockstep.world.arithmetic import set_arithmetic
 from lockstep.world.objects import broadcast_object
+from lockstep.world.randomness import key_of, seed_streams
 from lockstep.world.world import World
 
 _QUICK_STEPS = 8
@@ -60,8 +65,7 @@ def train_recipe(
     batch = _batch_of_the_run(config, run.data_world, folder)
     splits = recipe.data(config)
     if config.quick:
-        train_set = _first(splits.train, _QUICK_STEPS * batch.size)
-        splits = splits._replace(train=train_set, test=_first(splits.test, _QUICK_TEST_SAMPLES))
+        splits = splits._replace(train=_first(splits.train, _QUICK_STEPS * batch.size))
     # Before the folder is claimed: a mistake found here leaves no trace.
     train = run.loader(
         splits.train,
@@ -72,7 +76,7 @@ def train_recipe(
         workers=config.workers,
         lanes_per_rank=config.lanes_per_rank,
     )
-    test = EvaluationLoader(splits.test, config.evaluation_batch, world, workers=config.workers, collate=splits.collate)
+    test = _test_loader(config, splits, world)
     saving = Saving(**dict(config.checkpoint))
     trainer = Trainer(
         model,
@@ -100,6 +104,18 @@ def train_recipe(
     return Outcome(run.step, metrics, digest, folder.path)
 
 
+def evaluate_checkpoint(recipe: Recipe | type[Any], config: Config, world: World, source: Path) -> dict[str, Any]:
+    """The recipe's metrics over its test set, of the weights in a run's newest checkpoint and nothing else of it."""
+    set_arithmetic(world.device, tf32=config.tf32, deterministic=config.determinism == "lockstep")
+    recipe = made_for(config, recipe)
+    seed_streams(key_of(config.seed, "other weights"))  # those that are loaded must be all that counts
+    model = recipe.model(config)
+    load_checkpoint(model, source, weights="model" if config.average is None else "average", device=world.device)
+    loader = _test_loader(config, recipe.data(config), world)
+    precision = Precision(config.precision, world.device)
+    return evaluate(model, loader, recipe.metrics, world, seed=config.seed, precision=precision)
+
+
 def open_run(
     config: JobConfig,
     world: World,
@@ -122,7 +138,8 @@ def open_run(
         facts={"recipe": config.recipe, "folder": str(folder.path)},
         **options,
     )
-    run.stop_after = stop_after
+    if stop_after is not None:
+        run.stop_after = stop_after
     return run
 
 
@@ -174,6 +191,11 @@ def _known_batch(config: Config, folder: RunFolder) -> list[int] | None:
         return None
     numbers = [fingerprint.get("global_batch"), fingerprint.get("lanes")]
     return numbers if all(isinstance(number, int) for number in numbers) else None
+
+
+def _test_loader(config: Config, splits: Splits, world: World) -> EvaluationLoader:
+    test = _first(splits.test, _QUICK_TEST_SAMPLES) if config.quick else splits.test
+    return EvaluationLoader(test, config.evaluation_batch, world, workers=config.workers, collate=splits.collate)
 
 
 def _callbacks(config: Config) -> list[Callback]:

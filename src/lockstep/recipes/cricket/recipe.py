@@ -51,7 +51,7 @@ class CricketModel(Frozen):
 class CricketData(Frozen):
     path: str | None = None  # Cricsheet's JSON: a zip, a folder or a file; synthetic matches if there is none
     matches: Count = 300  # synthetic ones
-    split: Literal["match", "date"] = "match"  # the test: matches by a hash of their name, or the latest
+    split: Literal["match", "date"] = "date"  # the test: the latest matches, or some by a hash of their name
     test_share: Annotated[float, Field(gt=0, lt=1, strict=True, allow_inf_nan=False)] = 0.2
     evaluate_on: Literal["test", "validation"] = "test"  # validation: held out of the training matches, to tune on
     memory: Count = 8  # balls that each ball looks back at

@@ -15,7 +15,9 @@ from lockstep.commands.doctor import doctor
 from lockstep.commands.init import init
 from lockstep.commands.launching import takes_launch_options
 from lockstep.commands.plan import plan as plan_command
+from lockstep.commands.report import report
 from lockstep.commands.verify import ConfigOrScript, verify
+from lockstep.commands.watch import watch
 from lockstep.config import environment
 from lockstep.errors import EXIT_FAILED, EXIT_STOPPED, LockstepError, complain
 from lockstep.launcher.plan import LaunchPlan
@@ -48,6 +50,8 @@ app.command()(batch)
 app.command()(doctor)
 app.command()(init)
 app.command("plan")(plan_command)
+app.command()(report)
+app.command()(watch)
 app.command(cls=ConfigOrScript)(verify)
 
 

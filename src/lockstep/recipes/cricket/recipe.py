@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, ValidationInfo, field_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 from torch import Tensor, nn
 
 from lockstep.config.fields import Count, Flag, Frozen
@@ -21,6 +20,7 @@ from lockstep.recipes.cricket.cricsheet import read_matches
 from lockstep.recipes.cricket.league import League, make_league
 from lockstep.recipes.cricket.match import NUM_OUTCOMES
 from lockstep.recipes.cricket.synthetic import synthetic_matches
+from lockstep.recipes.heads import Heads
 from lockstep.train.recipe import Splits
 from lockstep.train.run import Run
 
@@ -30,22 +30,12 @@ Share = Annotated[float, Field(ge=0, lt=1, strict=True, allow_inf_nan=False)]
 class CricketModel(Frozen):
     width: Count = 64
     depth: Count = 2  # blocks of message passing
-    heads: Count = 4
+    heads: Heads = 4
     members: Count = 1  # networks that learn apart and are averaged; as many times slower
     identity_width: Count = 16  # of what is learned of each player
     dropout: Share = 0.15
     identity_dropout: Share = 0.8  # players of a batch that are taken for strangers
     class_weights: Literal["none", "sqrt", "balanced"] = "none"  # others spoil the calibration
-
-    @field_validator("heads")
-    @classmethod
-    def _shares_the_width(cls, value: int, info: ValidationInfo) -> int:
-        width = info.data.get("width", value)
-        if width % value:
-            raise PydanticCustomError(
-                "heads", "{heads} heads cannot share width={width} evenly", {"heads": value, "width": width}
-            )
-        return value
 
 
 class CricketData(Frozen):

@@ -179,6 +179,7 @@ def _train_here(
     from lockstep.world.setup import leaving_at_the_end, setup_distributed
 
     torch.set_num_threads(settings.threads)
+    environment.set_nccl_debug(settings.nccl_debug)
     with leaving_at_the_end():
         world = setup_distributed(backend=settings.ddp_backend, timeout_s=settings.timeout_s, device=settings.device)
         sinks: list[Sink] = []

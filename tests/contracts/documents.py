@@ -96,7 +96,7 @@ def fault_of(command: str) -> str | None:
             return None if is_synopsis and name.isupper() else f"there is no command {name}"
         known = known.commands[name]
     options = {option for parameter in known.params for option in [*parameter.opts, *parameter.secondary_opts]}
-    for word in words if known.name != "run" else _before_the_script(words):
+    for word in _before_the_script(words) if known.name in ("run", "verify") else words:
         option = word.strip("[]").split("=")[0]
         if option.startswith("-") and option.replace("_", "-") not in options | {"-h", "--help"}:
             return f"lockstep {known.name} has no option {option}"
@@ -112,7 +112,7 @@ def fault_of(command: str) -> str | None:
 
 
 def _before_the_script(words: list[str]) -> list[str]:
-    """The options of `lockstep run`; those after the script are the script's own."""
+    """The options of the command itself; those after the script are the script's own."""
     for number, word in enumerate(words):
         if word.endswith(".py") or word == "-m":
             return words[:number]

@@ -10,6 +10,7 @@ def test_the_script_it_writes_trains_alike_on_one_and_two_processes(tmp_path: Pa
     written = run([*LOCKSTEP, "init", "mine.py"], tmp_path)
     assert written.code == 0, written.err
     assert "lockstep run -n 2 mine.py" in (tmp_path / "mine.py").read_text()
+    assert '"runs/mine"' in (tmp_path / "mine.py").read_text(), "two scripts of a folder do not share a run"
     digests = set()
     for number in ("1", "2"):
         finished = run([*LOCKSTEP, "run", "-n", number, "mine.py", "--epochs", "4", "--run", number], tmp_path)

@@ -1,5 +1,6 @@
 """`lockstep init`: a training script to start from."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +20,7 @@ def init(
     lockstep init train.py
     lockstep run -n 2 train.py
     """
-    text = _SKELETON.read_text().replace("train.py", script.name)
+    text = _SKELETON.read_text().replace("train.py", script.name).replace("runs/train", f"runs/{script.stem}")
     try:
         with script.open("x") as file:  # never over somebody's script
             file.write(text)
@@ -28,4 +29,5 @@ def init(
     except OSError as error:
         raise UserError(f"{script} cannot be written: {error.strerror or error}") from None
     print(f"wrote {script}: your data, model, loss and metrics stand at its top")
-    print(f"run it: python {script}, or lockstep run -n 2 {script}")
+    path = shlex.quote(str(script))
+    print(f"run it: python {path}, or lockstep run -n 2 {path}")

@@ -1,7 +1,6 @@
 """`lockstep plan`: how fast a run would be on more processes, and whether they are worth it."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,61 +50,72 @@ def plan(
     from lockstep.events.run_folder import RunFolder
 
     folder = RunFolder(Path(source))
+    asked = [] if nproc is None else _numbers("-n", nproc)
     if folder.facts.is_file():
         if overrides or measure:
             raise UserError(f"{source} is a run: settings and --measure go with a config")
-        _tell(_lanes_of(folder), [_measured(folder)], [], nproc, as_json=as_json)
+        num_lanes = _lanes_of(folder)
+        if asked and asked[-1] > num_lanes:
+            raise UserError(f"-n {asked[-1]}: the run has lanes={num_lanes}, and so at most {num_lanes} processes")
+        _tell(num_lanes, [_measured(folder)], [], asked, as_json=as_json)
     else:
         wanted, scores = _numbers("--try", tried), [] if measure is None else _numbers("--measure", measure)
+        _check(source, overrides or [], max(wanted + scores + asked))
         num_lanes, runs, scored = _try_out(source, overrides or [], wanted, scores, steps, quiet=as_json)
-        _tell(num_lanes, runs, scored, nproc, as_json=as_json)
+        _tell(num_lanes, runs, scored, asked, as_json=as_json)
 
 
-def _try_out(
-    config: str, overrides: list[str], wanted: Sequence[int], scores: Sequence[int], steps: int, *, quiet: bool
-) -> "tuple[int, list[Measured], list[Measured]]":
-    from lockstep.commands.trial_settings import check_settings, trial_overrides
-    from lockstep.events.run_folder import RunFolder
+def _check(config: str, overrides: list[str], most: int) -> None:
+    """Refuse, before anything is tried, what could not be told of in the end."""
+    from lockstep.commands.trial_settings import check_settings
     from lockstep.recipes.registry import load_training_recipe
 
     if environment.role(nproc_given=False) == "worker":
         raise UserError("lockstep plan starts its processes itself: start it once, without a launcher")
     _, settings = load_training_recipe(config, overrides)
-    every = sorted({*wanted, *scores})
-    check_settings(settings, max(every))
+    check_settings(settings, most)
+
+
+def _try_out(
+    config: str, overrides: list[str], wanted: Sequence[int], scores: Sequence[int], steps: int, *, quiet: bool
+) -> "tuple[int, list[Measured], list[Measured]]":
+    from lockstep.commands.trial_settings import trial_overrides
+    from lockstep.events.run_folder import RunFolder
+    from lockstep.recipes.registry import load_training_recipe
+
+    _, settings = load_training_recipe(config, overrides)
     changes = [*overrides, *trial_overrides(settings, steps)]
     changes += ["trace=false", "log_every=1", f"evaluate_every={steps} steps", f"checkpoint.every={steps + 1} steps"]
     results: dict[int, Measured] = {}
     with trial_folder(None, "plan") as folder:
-        for processes in every:
+        for processes in sorted({*wanted, *scores}):
             run = folder.path / str(processes)
             _train([config, *changes], processes, run)
             results[processes] = _measured(RunFolder(run))
             num_lanes = _lanes_of(RunFolder(run))
             if not quiet:
-                print(f"{processes} processes: {results[processes].step_s * 1000:.1f} ms a step", flush=True)
+                print(f"-n {processes}: {results[processes].step_s * 1000:.1f} ms a step", flush=True)
     return num_lanes, [results[n] for n in wanted], [results[n] for n in scores]
 
 
 def _train(settings: list[str], processes: int, run: Path) -> None:
+    from lockstep.observe.verification.trials import run_to_its_end
+
     command = [sys.executable, "-m", "lockstep", "train", *settings, "--run", str(run), "--quiet"]
     command += ["-n", str(processes)] if processes > 1 else []
-    finished = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    if finished.returncode != 0:
-        print(finished.stderr[-_MAX_LOG_CHARS:], file=sys.stderr, end="")
-        raise typer.Exit(finished.returncode if finished.returncode > 0 else EXIT_FAILED)
+    log = run.with_suffix(".log")
+    with log.open("wb") as output:
+        code = run_to_its_end(command, {}, output)
+    if code != 0:
+        print(log.read_text(errors="replace")[-_MAX_LOG_CHARS:], file=sys.stderr, end="")
+        raise typer.Exit(code if code > 0 else EXIT_FAILED)
 
 
-def _tell(
-    num_lanes: int, runs: "list[Measured]", scored: "list[Measured]", nproc: str | None, *, as_json: bool
-) -> None:
+def _tell(num_lanes: int, runs: "list[Measured]", scored: "list[Measured]", asked: list[int], *, as_json: bool) -> None:
     from lockstep.observe.scaling import ScalingModel
 
     model = ScalingModel(runs, num_lanes)
-    numbers = _useful(num_lanes) if nproc is None else _numbers("-n", nproc)
-    numbers = sorted({*numbers, *(run.processes for run in scored)})
-    if numbers[-1] > num_lanes:
-        raise UserError(f"-n {numbers[-1]}: the run has lanes={num_lanes}, and so at most {num_lanes} processes")
+    numbers = sorted({*(asked or _useful(num_lanes)), *(run.processes for run in scored)})
     predictions = [_scored(model, number, [*runs, *scored]) for number in numbers]
     if as_json:
         values = [{**each._asdict(), "error": each.error} for each in predictions]
@@ -143,11 +153,12 @@ def _advice(model: "ScalingModel", predictions: "list[Prediction]") -> list[str]
 
     lines = []
     if not model.knows_travel:
-        lines.append("These are at best: one process tells nothing of how long gradients travel. Try two: --try 1,2")
-    most = largest_worth_it(predictions)
-    if len(predictions) < 2:
+        lines.append("These are at best: one process tells nothing of how long gradients travel.")
+        lines.append("Two do: plan from a run on two processes, or with --try 1,2.")
+    if predictions[-1].processes == 1:
         return lines
-    if most == predictions[0].processes == 1:
+    most = largest_worth_it(predictions)
+    if most == 1:
         lines.append("Stay with one process: more would bring less than a tenth.")
     elif most < predictions[-1].processes:
         lines.append(f"Worth it up to {most} processes: the next more would bring less than a tenth.")

@@ -231,6 +231,12 @@ def choose_cublas_workspace() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
+def set_nccl_debug(level: str | None) -> None:
+    """NCCL reads it when the first process group is made. None: it stays as it is."""
+    if level is not None:
+        os.environ["NCCL_DEBUG"] = level
+
+
 def job_variables() -> dict[str, str]:
     """Those of a job's that are set; any others may hold secrets."""
     names = [name for name in os.environ if name in _JOB_NAMES or name.startswith(_JOB_PREFIXES)]

@@ -14,8 +14,9 @@ _SLOWED_DOWN = 1.25  # times as long together as alone, or as the others
 _SLOW_MESSAGE_S = 5e-3
 _TYPICAL_PARAMETERS = 25_000_000
 
-# Those that make lockstep take a process for a worker of somebody else's job.
+# With RANK among them, lockstep takes a process for a worker of somebody else's job.
 _PLACES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+_NEVER_WITHOUT_RANK = ("WORLD_SIZE", "LOCAL_RANK")
 
 
 class Finding(NamedTuple):
@@ -104,15 +105,17 @@ def _room(machine: Machine) -> Iterator[Finding]:
 
 
 def _environment(machine: Machine) -> Iterator[Finding]:
-    places = [name for name in _PLACES if name in machine.variables]
-    if places:
-        yield Finding(
-            "warning",
-            f"{', '.join(places)} {'is' if len(places) == 1 else 'are'} set in this shell: without -n, a process takes "
-            "itself for one worker of a job that somebody else started (unset to run alone)",
+    is_worker = "RANK" in machine.variables
+    warned = [name for name in (_PLACES if is_worker else _NEVER_WITHOUT_RANK) if name in machine.variables]
+    if warned:
+        what = (
+            "without -n, a process takes itself for one worker of a job that somebody else started (unset to run alone)"
+            if is_worker
+            else "but RANK is not: a launcher sets both (unset, or -n is not heeded)"
         )
+        yield Finding("warning", f"{', '.join(warned)} {'is' if len(warned) == 1 else 'are'} set in this shell, {what}")
     for name, value in sorted(machine.variables.items()):
-        if name not in places:
+        if name not in warned:
             yield Finding("note", f"{name}={value[:80]} is set and will be kept to")
 
 

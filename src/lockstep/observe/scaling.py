@@ -24,7 +24,7 @@ from lockstep.observe.timing import RankTimes
 
 _DOUBT_PER_DOUBLING = 0.06  # of the time, beyond what was measured
 _LEAST_DOUBT = 0.02
-_WORTH_IT = 1.1  # times as fast as with half as many processes
+_WORTH_IT = 1.1  # times as fast as with the next fewer processes
 _OTHER_BYTES = 4 / 3  # where the number of processes is no power of two
 
 
@@ -119,19 +119,21 @@ class ScalingModel:
         return max(0.0, travel_s - hidden_s)
 
     def _doubt(self, processes: int) -> float:
+        if processes == 1:  # speed-ups are told against it
+            return 0.0
         beyond = max(0.0, log2(processes / self._most.processes))
         own = self._most.spread_s / self._most.step_s / 2
         return sqrt(max(_LEAST_DOUBT, own) ** 2 + (_DOUBT_PER_DOUBLING * beyond) ** 2)
 
 
 def largest_worth_it(predictions: Sequence[Prediction]) -> int:
-    """The most processes that are still a tenth faster than the next fewer ones in this list."""
-    best = predictions[0]
-    for prediction in predictions[1:]:
-        if prediction.speed_up < _WORTH_IT * best.speed_up:
+    """The most processes that are still a tenth faster than the next fewer ones in this list, or than one."""
+    most, speed_up = 1, 1.0
+    for prediction in predictions:
+        if prediction.processes > 1 and prediction.speed_up < _WORTH_IT * speed_up:
             break
-        best = prediction
-    return best.processes
+        most, speed_up = prediction.processes, prediction.speed_up
+    return most
 
 
 def _largest_of(count: int) -> float:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from lockstep.config import environment
 from lockstep.errors import LockstepError, complain
 from lockstep.events.run_folder import RunFolder
 from lockstep.launcher.plan import LaunchPlan
@@ -40,6 +41,7 @@ class SearchPipeline:
         self._recipe, self.config = load_search_recipe(str(config), overrides)
         self.folder = RunFolder(Path("runs") / Path(config).stem if folder is None else Path(folder))
         torch.set_num_threads(self.config.threads)
+        environment.set_nccl_debug(self.config.nccl_debug)
         self.world = setup_distributed(
             rank,
             world_size,

@@ -39,5 +39,5 @@ def place_of(folder: str | Path | None, *, trace: bool) -> Place:
 
 
 def observed_name(folder: Path) -> str:
-    """In place of a folder's path: one name for one folder."""
+    """In place of a folder's path: a single name, the same each time."""
     return re.sub(r"[^\w.-]+", "_", str(folder)).strip("_.") or "run"

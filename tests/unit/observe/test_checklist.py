@@ -50,7 +50,12 @@ def test_who_wrote(tmp_path: Path) -> None:
     (trial / "ranks" / "many-1" / "rank-1.written").write_text(json.dumps(str(part)) + "\n")
     shared = only_rank_0_wrote([WitnessFiles(trial / "ranks" / "many-1", rank) for rank in range(2)], trial, here)
     assert shared.evidence.endswith("rank 1 nothing but its part of a checkpoint, which rank 0 commits")
-    for wrong, name in ((checkpoint, "many/checkpoints/step-2"), (here / "model.pt", "model.pt")):
+    elsewhere = trial / "many" / "ranks_mine" / "result.json"  # a script's run folder, ranks/mine
+    for wrong, name in (
+        (checkpoint, "many/checkpoints/step-2"),
+        (elsewhere, "many/ranks_mine/result.json"),
+        (here / "model.pt", "model.pt"),
+    ):
         (trial / "ranks" / "many-1" / "rank-1.written").write_text(json.dumps(str(wrong)) + "\n")
         found = only_rank_0_wrote([WitnessFiles(trial / "ranks" / "many-1", rank) for rank in range(2)], trial, here)
         assert (found.holds, found.evidence) == (False, f"rank 1 wrote {name}")

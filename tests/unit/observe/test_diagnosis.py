@@ -147,5 +147,19 @@ def test_the_size_of_a_difference(tmp_path: Path) -> None:
     assert tilt.cosine == pytest.approx(9 / np.sqrt(8 * 10.25))
 
 
+@pytest.mark.parametrize("odd", [np.nan, np.inf])
+def test_what_is_not_finite_on_one_side_is_no_rounding(tmp_path: Path, odd: float) -> None:
+    for name, second in (("one", 2.0), ("many", odd)):
+        save_file({"gradient/a": np.array([odd, second]), "gradient/b": np.array([odd, 1.0])}, tmp_path / name)
+    files = tmp_path / "one", tmp_path / "many"
+    assert str(gap_in("gradient", *files)) == "as one of them is not finite"
+    assert gap_in("gradient", *files, tensor="b") == (0.0, 0.0), "the same on both sides"
+    one, many = (job(tmp_path / f"{each} job", ["a"], gradient=[each]) for each in (1.0, odd))
+    assert "by far more than rounding" in cause(one, many)
+
+
 def test_a_job_that_trained_nothing_has_no_updates(tmp_path: Path) -> None:
     assert collect([WitnessFiles(tmp_path, 0)]) is None
+    files = WitnessFiles(tmp_path, 0)
+    files.updates.write_text('{"step": 1, "pha')
+    assert collect([files]) is None, "it was killed while it wrote its first line"

@@ -59,6 +59,8 @@ def test_a_good_machine_has_no_remarks() -> None:
         ({"flush_s": None}, "warning", "cannot be written to"),
         ({"flush_s": 3.0}, "note", "checkpoint.every"),
         ({"variables": {"RANK": "0", "WORLD_SIZE": "4"}}, "warning", "RANK, WORLD_SIZE are set in this shell"),
+        ({"variables": {"LOCAL_RANK": "0"}}, "warning", "LOCAL_RANK is set in this shell, but RANK is not"),
+        ({"variables": {"MASTER_ADDR": "n1"}}, "note", "MASTER_ADDR=n1 is set and will be kept to"),
         ({"variables": {"NCCL_P2P_DISABLE": "1"}}, "note", "NCCL_P2P_DISABLE=1 is set"),
     ],
 )

@@ -64,7 +64,7 @@ def test_steps_that_spread_make_everybody_wait_for_the_slowest() -> None:
 def test_doubt_grows_with_every_doubling_beyond_what_was_measured() -> None:
     model = ScalingModel([step(1), step(2)], LANES)
     doubts = [model.predict(processes).doubt for processes in (1, 2, 4, 8)]
-    assert doubts[0] == doubts[1] < doubts[2] < doubts[3]
+    assert 0 == doubts[0] < doubts[1] < doubts[2] < doubts[3], "one process is what the others are compared with"
 
 
 def test_the_error_is_against_what_was_measured() -> None:
@@ -76,6 +76,10 @@ def test_the_error_is_against_what_was_measured() -> None:
 def test_how_many_are_worth_it(speed_ups: list[float], most: int) -> None:
     predictions = [Prediction(1 << power, 1, 0.1, 0.0, value, 0.1) for power, value in enumerate(speed_ups)]
     assert largest_worth_it(predictions) == most
+
+
+def test_two_that_bring_nothing_are_not_worth_it_although_one_was_not_asked_about() -> None:
+    assert largest_worth_it([Prediction(2, 4, 0.1, 0.0, 0.9, 0.1), Prediction(4, 2, 0.1, 0.0, 1.2, 0.1)]) == 1
 
 
 def times(rank: int, compute_s: float, exchange_s: float, travel_s: float) -> RankTimes:

@@ -1,6 +1,7 @@
 """The checklist of a distributed training, each line checked, with what shows it; or not checked, with the reason."""
 
 import json
+import re
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,11 +15,11 @@ from lockstep.supervision.witness import WitnessFiles
 _MOST_SHOWN = 3
 # Torch's own, from every process, on the way to its peers.
 _NOT_THE_SCRIPTS = (b"[Gloo] ", b"NCCL version ")
-# What every rank of a run writes into its folder, in a file of its own: by how a part of its path begins.
+# What every rank of a run writes into its folder, in a file of its own: by what a part of its path is.
 _EACH_RANKS_OWN = {
-    "ranks": "its own log",
-    "evaluations": "the designs that it has evaluated",
-    ".draft-": "its part of a checkpoint, which rank 0 commits",  # by renaming it
+    re.compile("ranks"): "its own log",
+    re.compile("evaluations"): "the designs that it has evaluated",
+    re.compile(r"\.draft-.*"): "its part of a checkpoint, which rank 0 commits",  # by renaming it
 }
 _NOBODYS_BUSINESS = ("/proc", "/dev", "/sys")
 
@@ -123,7 +124,7 @@ def _counts(path: Path, witness: Path, trial: Path, here: Path) -> bool:
 def _its_own(path: Path, trial: Path) -> str | None:
     """What a file of a rank's own holds; None for any other file."""
     inside = path.relative_to(trial.resolve()).parts if path.is_relative_to(trial.resolve()) else ()
-    kinds = (kind for name in inside for start, kind in _EACH_RANKS_OWN.items() if name.startswith(start))
+    kinds = (kind for name in inside for part, kind in _EACH_RANKS_OWN.items() if part.fullmatch(name))
     return next(kinds, None)
 
 

@@ -24,6 +24,8 @@ class Gap(NamedTuple):
     def __str__(self) -> str:
         if self.largest == 0:
             return "in values that were not looked at"
+        if not math.isfinite(self.largest):
+            return "as one of them is not finite"
         return f"by up to {self.largest:.2g} ({self.relative:.2g} of the tensor's largest value)"
 
 
@@ -73,6 +75,13 @@ def _pairs(phase: str, one: Path, many: Path, tensor: str | None) -> "list[tuple
 
 
 def _gap(left: "np.ndarray[Any, Any]", right: "np.ndarray[Any, Any]") -> Gap:
-    largest = float(abs(left - right).max())
-    scale = max(float(abs(left).max()), float(abs(right).max()))
-    return Gap(largest, largest / scale if scale > 0 else 0.0)
+    import numpy as np
+
+    differs = (left != right) & ~(np.isnan(left) & np.isnan(right))
+    if not differs.any():
+        return Gap(0.0, 0.0)
+    largest = float(abs(left[differs] - right[differs]).max())
+    if not math.isfinite(largest):  # never to be taken for rounding
+        return Gap(math.inf, math.inf)
+    values = np.concatenate([left, right])
+    return Gap(largest, largest / float(abs(values[np.isfinite(values)]).max()))

@@ -154,15 +154,15 @@ def make(subject: Subject, place: TrialPlace) -> Failure | None:
     for number, leg in enumerate(place.trial.legs, 1):
         variables = environment.observing(subject.observation(leg, number, place))
         with place.log.open("wb") as output:
-            code = _run(subject.command(leg, place), variables, output)
+            code = run_to_its_end(subject.command(leg, place), variables, output)
         if not subject.is_good(leg, code):
             text = place.log.read_text(errors="replace").rstrip()
             return Failure(code if code > 0 else EXIT_FAILED, text[-_MAX_LOG_CHARS:])  # below 0: it was killed
     return None
 
 
-def _run(command: Sequence[str], variables: Mapping[str, str], output: Any) -> int:
-    """Run a command to its end. If we are stopped meanwhile, so is it, with all that it has started."""
+def run_to_its_end(command: Sequence[str], variables: Mapping[str, str], output: Any) -> int:
+    """A command's exit code. If we are stopped meanwhile, so is it, with all that it has started."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

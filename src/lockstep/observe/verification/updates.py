@@ -55,6 +55,8 @@ def collect(witnesses: Sequence[WitnessFiles]) -> Updates | None:
     if len(noted) < len(witnesses):
         return None
     count = min(len(lines) for lines in noted)
+    if count == 0:
+        return None
     by_update = [[lines[update] for lines in noted] for update in range(count)]
     rows = [[list(line["phases"][ROWS]["rows"]) for line in lines] for lines in by_update]
     trace = witnesses[0].folder / "digests.jsonl"

@@ -66,9 +66,12 @@ class Channel:
     def submit(self, job: Callable[..., Any], *args: Any) -> Job:
         if self._stream is None:
             return Job(self._enqueue(partial(job, *args)), None)
-        ready, finished = torch.cuda.Event(), torch.cuda.Event(enable_timing=self._is_timed)  # type: ignore[no-untyped-call]
+        ready, began = torch.cuda.Event(), None  # type: ignore[no-untyped-call]
+        if self._is_timed:
+            began = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        finished = torch.cuda.Event(enable_timing=began is not None)  # type: ignore[no-untyped-call]
         ready.record()
-        return Job(self._enqueue(partial(self._run_on_stream, ready, finished, job, *args)), finished)
+        return Job(self._enqueue(partial(self._run_on_stream, ready, began, finished, job, *args)), finished)
 
     def busy_s(self, *, timed: bool) -> float:
         """How long jobs have taken, waiting for other ranks included; on CUDA, those of timed stretches.
@@ -148,14 +151,18 @@ class Channel:
             future.set_exception(failure)
 
     def _run_on_stream(
-        self, ready: torch.cuda.Event, finished: torch.cuda.Event, job: Callable[..., T], *args: Any
+        self,
+        ready: torch.cuda.Event,
+        began: torch.cuda.Event | None,
+        finished: torch.cuda.Event,
+        job: Callable[..., T],
+        *args: Any,
     ) -> T:
         assert self._stream is not None
         torch.cuda.set_device(self._world.device)
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(ready)
-            if self._is_timed:
-                began = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            if began is not None:
                 began.record()
                 self._timed.append((began, finished))
             value = job(*args)

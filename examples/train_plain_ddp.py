@@ -91,6 +91,8 @@ def train(epochs: int, global_batch: int, folder: str) -> None:
     loader = DataLoader(train_set, batch_size=global_batch // LANES, sampler=sampler, drop_last=True)
     num_parts = LANES // num_ranks
     steps_per_epoch = len(loader) // num_parts
+    if not steps_per_epoch:
+        raise SystemExit(f"a batch of {global_batch} is larger than the {len(train_set)} images to train on")
 
     torch.manual_seed(0)  # the same weights everywhere
     model = DistributedDataParallel(make_model().to(device))

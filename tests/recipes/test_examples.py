@@ -2,6 +2,7 @@
 
 import ast
 import re
+import runpy
 import sys
 from pathlib import Path
 
@@ -114,6 +115,15 @@ def test_the_plain_twin_learns_and_goes_on_where_it_was(tmp_path: Path) -> None:
     assert [first[0], second[0]] == ["effective batch 64, processes 2", "effective batch 64, processes 1"]
     assert [line.split(":")[0] for line in first[1:] + second[1:]] == ["epoch 1", "epoch 2"]
     assert float(second[1].split("accuracy ")[1]) > 0.6
+
+
+@pytest.mark.timeout(30)
+def test_the_plain_twins_come_to_an_end_where_there_is_nothing_to_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["train_plain_ddp.py", "--batch-size=5000"])
+    with pytest.raises(SystemExit, match="a batch of 5000 is larger than the 1437 images to train on"):
+        runpy.run_path(str(ROOT / "examples" / "train_plain_ddp.py"), run_name="__main__")
+    monkeypatch.setattr(sys, "argv", ["gan_plain_ddp.py", "--steps=0"])
+    runpy.run_path(str(ROOT / "examples" / "gan_plain_ddp.py"), run_name="__main__")
 
 
 @pytest.mark.parametrize("name", ["train", "gan"])

@@ -25,39 +25,22 @@ def train(folder: Path, name: str, *arguments: str, code: int = 0) -> list[dict[
     return list(read_lines(folder / name / "events.jsonl"))
 
 
-@pytest.fixture(scope="module")
-def on_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on two processes; its name is two."""
-    folder = tmp_path_factory.mktemp("resnet")
-    train(folder, "two", "-n", "2", "workers=1")
-    return folder
-
-
-def assert_same(folder: Path, name: str) -> None:
-    events, expected = (list(read_lines(folder / run_name / "events.jsonl")) for run_name in (name, "two"))
-    assert events[-1]["digest"] == expected[-1]["digest"]
-    assert events[-1]["metrics"] == expected[-1]["metrics"]
-    picture, other = ((folder / run_name / "media" / "guesses-66.png").read_bytes() for run_name in (name, "two"))
-    assert picture == other
-
-
-def test_it_learns_alike_on_one_and_two_processes(on_two: Path) -> None:
-    events = list(read_lines(on_two / "two" / "events.jsonl"))
-    assert list(events[-1]["metrics"]) == ["accuracy", "top5", "loss"]
-    assert events[-1]["metrics"]["accuracy"] > 0.7
-    losses = [event["loss"] for event in events if event["kind"] == "step" and "loss" in event]
+def test_it_learns_on_two_processes_and_alike_where_a_stop_leaves_the_rest_to_one(tmp_path: Path) -> None:
+    whole = train(tmp_path, "whole", "-n", "2", "workers=1")
+    assert list(whole[-1]["metrics"]) == ["accuracy", "top5", "loss"]
+    assert whole[-1]["metrics"]["accuracy"] > 0.7
+    losses = [event["loss"] for event in whole if event["kind"] == "step" and "loss" in event]
     assert losses[-1] < losses[0] / 2
-    (words,) = [event["texts"]["guesses"] for event in events if "texts" in event]
+    (words,) = [event["texts"]["guesses"] for event in whole if "texts" in event]
     assert words.count(",") == 5
-    train(on_two, "one")
-    assert_same(on_two, "one")
 
-
-def test_stopped_on_one_process_it_goes_on_on_two(on_two: Path) -> None:
-    train(on_two, "stopped", "--stop-after", "40", code=75)
-    resumed = train(on_two, "stopped", "-n", "2")
-    assert {event["attempt"] for event in resumed} == {1, 2}
-    assert_same(on_two, "stopped")
+    train(tmp_path, "cut", "-n", "2", "--stop-after", "40", code=75)
+    resumed = train(tmp_path, "cut")
+    assert [event["processes"] for event in resumed if event["kind"] == "start"] == [2, 1]
+    assert resumed[-1]["digest"] == whole[-1]["digest"]
+    assert resumed[-1]["metrics"] == whole[-1]["metrics"], "these on one process, those on two"
+    pictures = {(tmp_path / name / "media" / "guesses-66.png").read_bytes() for name in ("whole", "cut")}
+    assert len(pictures) == 1
 
 
 def test_damaged_images_are_one_line_before_anything_is_written(tmp_path: Path) -> None:

@@ -34,23 +34,21 @@ def likeness_in(events: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     return found  # type: ignore[no-any-return]
 
 
-def test_it_learns_and_draws_alike_on_one_and_two_processes_and_after_a_stop(tmp_path: Path) -> None:
-    one, two, stopped = (tmp_path / name for name in ("one", "two", "stopped"))
-    for folder in (one, two, stopped):
-        folder.mkdir()
-    shown = train(one, *SMALL.split()).out
-    train(two, *SMALL.split(), "-n", "2")
-    train(stopped, *SMALL.split(), "-n", "2", "--stop-after", "40", code=EXIT_STOPPED)  # while beta still rises
-    train(stopped, *SMALL.split())
+def test_it_learns_and_draws_on_one_process_and_alike_where_a_stop_leaves_the_rest_to_two(tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole.mkdir()
+    cut.mkdir()
+    shown = train(whole, *SMALL.split()).out
+    train(cut, *SMALL.split(), "--stop-after", "40", code=EXIT_STOPPED)  # while beta still rises
+    train(cut, *SMALL.split(), "-n", "2")
 
-    events = events_in(one)
+    events, others = events_in(whole), events_in(cut)
     likeness = likeness_in(events)
-    for folder in (two, stopped):
-        others = events_in(folder)
-        assert others[-1]["digest"] == events[-1]["digest"]
-        assert others[-1]["metrics"] == events[-1]["metrics"]
-        assert likeness_in(others) == likeness
-        assert pictures_in(folder, 90) == pictures_in(one, 90)
+    assert [event["processes"] for event in others if event["kind"] == "start"] == [1, 2]
+    assert others[-1]["digest"] == events[-1]["digest"]
+    assert others[-1]["metrics"] == events[-1]["metrics"]
+    assert likeness_in(others) == likeness
+    assert pictures_in(cut, 90) == pictures_in(whole, 90)
 
     first, last = [event["metrics"] for event in events if event["kind"] == "eval"]
     assert list(last) == ["nats", "reconstruction", "kl", "active_units", "bits_per_value"]

@@ -102,7 +102,7 @@ def explain(ends: Sequence[RankEnd], scene: Scene) -> Verdict:
         same = [end for end in others if _says_the_same(end, cause.report)]
         _, _, message = cause.report.error.partition(": ")
         speaks_for_all = len(same) == len(others) or message.startswith(f"rank {cause.rank} ")
-        lines = message.splitlines()
+        lines = message.splitlines() or [cause.report.error.rstrip(": ")]  # nothing was said: its name at least
         lines[0] = lines[0] if speaks_for_all else f"rank {cause.rank}: {lines[0]}"
         return Verdict(cause.report.exit_code or EXIT_FAILED, lines, lines[0], cause.rank, is_final=True)
     if cause.exit_code == EXIT_STOPPED and cause.report is None:

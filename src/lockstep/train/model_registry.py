@@ -15,10 +15,13 @@ _models: dict[str, MakesModel] = {}
 
 
 def register_model(name: str) -> Callable[[Made], Made]:
-    """A decorator for a module class, or a function that makes one. A name is taken once."""
+    """A decorator for a module class, or a function that makes one. A name is taken once.
+
+    The same definition may come again, as from a notebook's cell: the latest counts.
+    """
 
     def register(model: Made) -> Made:
-        if _models.get(name, model) is not model:
+        if name in _models and _described(_models[name]) != _described(model):
             raise UserError(f"the name {name} is taken by {_described(_models[name])}: register under another")
         _models[name] = model
         return model
@@ -41,4 +44,5 @@ def get_model(name: str, *, also: Iterable[str] = ()) -> MakesModel:
 
 
 def _described(model: Any) -> str:
-    return f"{model.__module__}.{model.__qualname__}"
+    name = getattr(model, "__qualname__", "<partial>")
+    return repr(model) if name.endswith(">") else f"{model.__module__}.{name}"  # a lambda shares its name with others

@@ -48,7 +48,8 @@ def test_a_short_climb_goes_as_far_as_its_steps(model: Classifier) -> None:
 def test_misleading_raises_the_loss_from_a_point_that_is_drawn(model: Classifier) -> None:
     images, labels = some_images(), torch.tensor([0, 1, 2, 3, 0, 1])
     torch.manual_seed(5)
-    misleading = mislead(model, images, labels, CLIMB)
+    misleading = mislead(model, images.clone().requires_grad_(), labels, CLIMB)
+    assert not misleading.requires_grad, "though R1 asks for the images' gradients"
     before, after = (F.cross_entropy(model(x), labels, reduction="none") for x in (images, misleading))
     assert (after > before).all()
     assert (distances(misleading, images) <= 0.7 + 1e-5).all()

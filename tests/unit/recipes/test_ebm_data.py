@@ -196,3 +196,8 @@ def test_outsiders_of_ones_own_must_be_of_the_datas_shape(tmp_path: Path) -> Non
 def test_images_of_one_class_cannot_be_blended(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="all test images are of one class"):
         open_sources(write_idx(tmp_path / "one", 8, label_step=0), None)
+
+
+def test_digits_of_one_class_are_called_digits() -> None:
+    with pytest.raises(UserError, match=r"^the digits: all test images are of one class"):
+        open_sources(None, None, test_every=5000)

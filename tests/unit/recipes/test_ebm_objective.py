@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, UserError
 from lockstep.metrics.tally import Tally
 from lockstep.recipes.ebm.attack import Climb
 from lockstep.recipes.ebm.curriculum import CRITERION, Curriculum
@@ -61,6 +61,18 @@ def test_r1_is_half_the_squared_slope_and_reaches_the_parameters() -> None:
     torch.testing.assert_close(value, 1.5 * slopes.square().sum())
     value.backward()
     assert model[1].weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("parallel", ["fsdp", "{shard: 2}"])
+def test_r1_is_refused_where_the_model_is_cut_up(parallel: str) -> None:
+    ebm, config = load_recipe("ebm", [f"parallel={parallel}", "determinism=fast"])
+    with pytest.raises(
+        UserError, match=r"weights.r1=0.1 needs gradients of gradients.*: set weights.r1=0, or parallel=zero"
+    ):
+        ebm(config)  # type: ignore[operator]
+    for without in ("weights.r1=0", "mode=plain"):
+        _, config = load_recipe("ebm", [f"parallel={parallel}", "determinism=fast", without])
+        ebm(config)  # type: ignore[operator]
 
 
 def test_the_energy_term_lifts_the_data_above_disguised_outsiders() -> None:

@@ -2,9 +2,11 @@
 
 import random
 
+import pytest
 import torch
 
 from lockstep.data.samples import LaneRequest, open_source
+from lockstep.errors import UserError
 from lockstep.recipes.images.augmentation import Augmented
 from lockstep.recipes.images.collection import Images
 
@@ -44,3 +46,8 @@ def test_a_sample_does_not_depend_on_those_fetched_with_it() -> None:
     assert torch.equal(together, alone)
     later = source.fetch(LaneRequest(epoch=2, lane=0, indices=list(range(40))))[0]
     assert not torch.equal(together, later)
+
+
+def test_a_shift_out_of_sight_is_refused() -> None:
+    with pytest.raises(UserError, match=r"data.padding=5: images of 5 × 5 pixels would be shifted out of sight"):
+        Augmented(coloured(side=5), padding=5, flip=False)

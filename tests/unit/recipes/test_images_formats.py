@@ -275,3 +275,13 @@ def test_a_test_file_alone_is_nothing_to_train_on(tmp_path: Path) -> None:
         (tmp_path / f"data_batch_{number}.bin").unlink()
     with pytest.raises(UserError, match=r"there is test_batch.bin, but no data_batch_\*.bin to train on"):
         load_images(str(tmp_path))
+
+
+def test_a_home_that_nobody_has_is_told() -> None:
+    with pytest.raises(UserError, match=r"data.path=~nobody-of-that-name/images: cannot be read: Could not determine"):
+        load_images("~nobody-of-that-name/images")
+
+
+def test_digits_of_which_none_is_left_to_train_on_are_refused() -> None:
+    with pytest.raises(UserError, match=r"data.test_every=1: .*: expected 2 or more"):
+        load_images(None, test_every=1)

@@ -35,6 +35,7 @@ def test_the_output_carries_the_loss_and_what_it_is_made_of() -> None:
     output = model(torch.rand(6, 1, 8, 8), torch.arange(6))
     assert (output["reconstruction"].shape, output["kl"].shape) == ((6,), (6, 3))
     torch.testing.assert_close(output["loss"], (output["reconstruction"] + 0.25 * output["kl"].sum(1)).mean())
+    assert not any(each._is_view() for each in output.values()), "FSDP warns of those"
     output["loss"].backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
 

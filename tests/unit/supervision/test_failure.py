@@ -144,6 +144,10 @@ def test_ranks_that_had_not_come_as_far_do_not_make_it_one_ranks_own(phase: Phas
         assert told([refused, RankEnd(1, None, report, other)], 2) == "rank 0: data.path=x: no such file"
 
 
+def test_a_deliberate_error_without_a_word_is_named() -> None:
+    assert told([RankEnd(0, 1, raised("UserError: ", deliberate=True))], 1) == "UserError"
+
+
 def test_a_deliberate_error_of_many_lines_is_said_line_by_line() -> None:
     end = RankEnd(0, 1, raised("UserError: refused\n  optim.lr: 1 → 2", deliberate=True))
     assert explain([end], Scene(1)).messages == ["refused", "  optim.lr: 1 → 2"]

@@ -28,7 +28,7 @@ class Climb(NamedTuple):
     def up(self, height: Height, start: Tensor, first: Tensor | None = None) -> Tensor:
         """Where it leads; the first point is the start itself, or one near it."""
         start = start.detach()
-        point = start if first is None else self._within(start, first)
+        point = start if first is None else self._within(start, first.detach())
         for _ in range(self.steps):
             point = self._within(start, point + self.rate * _unit(_slope(height, point)))
         return point

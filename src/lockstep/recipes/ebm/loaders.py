@@ -41,15 +41,16 @@ class Sources(NamedTuple):
 def open_sources(path: str | None, out_path: str | None, test_every: int = 5) -> Sources:
     """`path`, `out_path`: folders of images in a standard format; scikit-learn's digits and the generator without."""
     images = load_images(path, test_every)
+    given = "the digits" if path is None else f"data.path={path}"
     if images.test.labels.min() == images.test.labels.max():
-        raise UserError(f"data.path={path}: all test images are of one class: expected two or more to blend")
+        raise UserError(f"{given}: all test images are of one class: expected two or more to blend")
     if out_path is None:
         return Sources(images, None)
     outsiders = _load_outsiders(out_path, test_every)
     if outsiders.shape != images.shape:
         raise UserError(
             f"data.out_path={out_path}: images of {_words(outsiders.shape)}, but those of "
-            f"data.path={path or 'the digits'} are of {_words(images.shape)}: give outsiders of the same shape"
+            f"{given} are of {_words(images.shape)}: give outsiders of the same shape"
         )
     return Sources(images, outsiders)
 

@@ -10,6 +10,8 @@ from torch import nn
 
 from lockstep.config.fields import Count, Flag, Frozen, NonNegative, Positive, Whole
 from lockstep.config.schema import Config
+from lockstep.config.strategies import MeshConfig
+from lockstep.errors import UserError
 from lockstep.metrics.tally import Part
 from lockstep.recipes.ebm.attack import Climb
 from lockstep.recipes.ebm.curriculum import Curriculum
@@ -106,8 +108,14 @@ class Ebm:
     config_class = EbmConfig
 
     def __init__(self, config: EbmConfig) -> None:
-        self._sources = open_sources(config.data.path, config.data.out_path, config.data.test_every)
         self._weights = Weights(**dict(config.weights)) if config.mode == "joint" else PLAIN
+        is_cut_up = config.parallel == "fsdp" or isinstance(config.parallel, MeshConfig)
+        if self._weights.r1 and is_cut_up:
+            raise UserError(
+                f"weights.r1={self._weights.r1:g} needs gradients of gradients, which torch does not give where "
+                "parallel=fsdp or a mesh cuts the model up: set weights.r1=0, or parallel=zero"
+            )
+        self._sources = open_sources(config.data.path, config.data.out_path, config.data.test_every)
         self._attack = config.attack
         self._curriculum = Curriculum(config.curriculum.first, config.curriculum.last, config.curriculum.auroc)
 

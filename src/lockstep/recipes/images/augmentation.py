@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from lockstep.errors import UserError
 from lockstep.recipes.images.collection import Images
 
 
@@ -18,6 +19,11 @@ class Augmented(Dataset[tuple[Tensor, Tensor]]):
 
     def __init__(self, images: Images, padding: int, flip: bool) -> None:
         self._height, self._width = images.pixels.shape[2:]
+        if padding >= min(self._height, self._width):
+            raise UserError(
+                f"data.padding={padding}: images of {self._height} × {self._width} pixels would be shifted out of "
+                "sight: expected fewer than they have a side"
+            )
         self._padded = F.pad(images.pixels, [padding] * 4)  # once for all: a sample is then only a view
         self._labels = images.labels
         self._places = 2 * padding + 1  # that a window can have, in each direction

@@ -15,8 +15,8 @@ def load_images(path: str | None, test_every: int = 5) -> ImageSplits:
     """The images in this folder, or scikit-learn's digits, of which one in `test_every` is for the test."""
     if path is None:
         return load_digits(test_every)
-    folder = Path(path).expanduser()
     try:
+        folder = Path(path).expanduser()
         if not folder.is_dir():
             what = "not a folder" if folder.exists() else "no such folder"
             raise UserError(f"data.path={path}: {what} (from {Path.cwd()})")

@@ -75,7 +75,8 @@ class Autoencoder(nn.Module):
         reconstruction = self.likelihood.nats(self.decoder(posterior.draw()), images)
         kl = posterior.kl()
         loss = (reconstruction + self.beta * kl.sum(1)).mean()
-        return {"loss": loss, "reconstruction": reconstruction, "kl": kl, "mean": posterior.mean}
+        # The mean as a copy: FSDP warns of a module that returns a part of some other tensor.
+        return {"loss": loss, "reconstruction": reconstruction, "kl": kl, "mean": posterior.mean.clone()}
 
     # Both call the model as a whole: where its weights are spread over ranks, that is what brings them together.
 

@@ -43,7 +43,7 @@ class VaeModel(Frozen):
 
 
 class VaeData(Frozen):
-    path: str | None = None  # a folder of CIFAR-10 binary or MNIST IDX files; scikit-learn's digits if there is none
+    path: str | None = None  # a folder in CIFAR's or MNIST's format; scikit-learn's digits if there is none
     test_every: Count = 5  # of the digits, the one with index i is a test image when i % test_every == 0
     drawn: Whole = 1000  # images to draw after training and compare with real ones
 

@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: help demo test test-slow check format bench clean
+.PHONY: help demo test test-slow check format bench docs clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -51,6 +51,10 @@ bench: $(INSTALLED) ## measure and print the tables of bench/RESULTS.md
 	@$(BIN)/python bench/startup.py
 	@$(BIN)/python bench/one_process.py
 	@$(BIN)/python bench/two_processes.py
+
+docs: $(INSTALLED) ## build the guide into docs/_build/html; any warning is an error
+	@$(BIN)/python -m sphinx -W --keep-going --quiet -b html docs docs/_build/html
+	@echo "docs/_build/html/index.html"
 
 clean: ## remove the environment and every run
 	rm -rf .venv runs

@@ -81,7 +81,7 @@ def train(num_steps: int) -> None:
     shown = torch.randn(64, NOISE, generator=torch.Generator().manual_seed(0)).to(device)
 
     step = 0
-    for epoch in count():
+    for epoch in count() if num_steps > 0 else ():
         sampler.set_epoch(epoch)  # else every epoch has the first one's order
         for (real,) in loader:
             step += 1

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from lockstep.data.sampler import DistributedSampler
     from lockstep.engine.digest import digest, state_of
     from lockstep.events.trace import first_difference
+    from lockstep.recipes.models import get_model
     from lockstep.recipes.pipeline import SearchPipeline, main_distributed
     from lockstep.search.evaluators import OneByOne, Together
     from lockstep.search.genome import ChoiceGene, FloatGene, Genome, IntegerGene
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from lockstep.train.batch_search import largest_batch
     from lockstep.train.callbacks import Callback, EarlyStopping, KeepBest
     from lockstep.train.checkpoints import Saving
-    from lockstep.train.model_registry import get_model, register_model
+    from lockstep.train.model_registry import register_model
     from lockstep.train.nonfinite import NonFiniteError
     from lockstep.train.optimizer import parameter_groups, scaled_lr
     from lockstep.train.run import Run
@@ -91,7 +92,7 @@ _HOME = {
     "first_difference": "events.trace",
     "gather": "world.collectives",
     "gather_object": "world.objects",
-    "get_model": "train.model_registry",
+    "get_model": "recipes.models",
     "get_rank": "world.collectives",
     "get_world_size": "world.collectives",
     "init_process_group": "world.setup",

@@ -1,6 +1,5 @@
 """The `lockstep` command. Heavy imports stand inside the commands: `--help` answers at once and loads no torch."""
 
-import json
 import signal
 import sys
 from pathlib import Path
@@ -12,10 +11,15 @@ from lockstep import __version__
 from lockstep.commands import ckpt
 from lockstep.commands.batch import batch
 from lockstep.commands.chaos import chaos
+from lockstep.commands.doctor import doctor
+from lockstep.commands.init import init
 from lockstep.commands.launching import takes_launch_options
-from lockstep.commands.trial_folder import trial_folder
+from lockstep.commands.plan import plan as plan_command
+from lockstep.commands.report import report
+from lockstep.commands.verify import ConfigOrScript, verify
+from lockstep.commands.watch import watch
 from lockstep.config import environment
-from lockstep.errors import EXIT_FAILED, EXIT_STOPPED, LockstepError, UserError, complain
+from lockstep.errors import EXIT_FAILED, EXIT_STOPPED, LockstepError, complain
 from lockstep.launcher.plan import LaunchPlan
 from lockstep.launcher.start import check_target, start
 from lockstep.launcher.worker import run_target, users_traceback
@@ -43,6 +47,12 @@ app = typer.Typer(
 app.add_typer(ckpt.app)
 app.command()(chaos)
 app.command()(batch)
+app.command()(doctor)
+app.command()(init)
+app.command("plan")(plan_command)
+app.command()(report)
+app.command()(watch)
+app.command(cls=ConfigOrScript)(verify)
 
 
 @app.callback(invoke_without_command=True)
@@ -119,41 +129,6 @@ def run(
     _run_here(target)
 
 
-@app.command()
-def verify(
-    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML file, or a built-in recipe's name.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="key=value", help="Settings by dotted path: optim.lr=1e-3")
-    ] = None,
-    nproc: Annotated[
-        int, typer.Option("-n", "--nproc-per-node", metavar="N", min=2, help="Processes to compare one with.")
-    ] = 2,
-    steps: Annotated[int, typer.Option("--steps", metavar="S", min=2, help="Steps of each run.")] = 8,
-    keep: Annotated[
-        Path | None, typer.Option("--keep", metavar="DIR", help="Leave the runs there; else only if they differ.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the verdict alone, as JSON.")] = False,
-) -> None:
-    """Is it the same, bit for bit, on one process, on N, and after a stop and a resume?
-
-    \b
-    lockstep verify digits -n 4
-    lockstep verify mine.yaml optim.lr=1e-3 --steps 20
-
-    Runs the config four times and compares every step; names the first step, phase and tensor that differ. Exit code 0:
-    the same; 3: different.
-    """
-    from lockstep.commands.trial_settings import check_settings, trial_overrides
-    from lockstep.recipes.registry import load_recipe
-
-    if environment.role(nproc_given=False) == "worker":
-        raise UserError("lockstep verify starts its processes itself: start it once, without a launcher")
-    changes = overrides or []
-    _, settings = load_recipe(config, changes)
-    check_settings(settings)
-    raise typer.Exit(_verify_in(keep, config, [*changes, *trial_overrides(settings, steps)], nproc, steps, as_json))
-
-
 def main() -> None:
     """Run the command, and end with the exit code that says how it went."""
     raise_when_asked_to_stop()
@@ -204,31 +179,10 @@ def _train_here(
     from lockstep.world.setup import leaving_at_the_end, setup_distributed
 
     torch.set_num_threads(settings.threads)
+    environment.set_nccl_debug(settings.nccl_debug)
     with leaving_at_the_end():
         world = setup_distributed(backend=settings.ddp_backend, timeout_s=settings.timeout_s, device=settings.device)
         sinks: list[Sink] = []
         if world.is_main:
             sinks = [*console_for(quiet=quiet, as_json=as_json), *open_loggers(settings.log, folder)]
         carry_out(recipe, settings, world, RunFolder(folder), sinks, resume=resume, stop_after=stop_after)
-
-
-def _verify_in(keep: Path | None, config: str, changes: list[str], nproc: int, steps: int, as_json: bool) -> int:
-    """In a folder that is gone afterwards, unless it is the user's or there is something to see in it."""
-    from lockstep.observe.verification import verify
-
-    def tell(line: str) -> None:
-        if not as_json:
-            print(line, flush=True)
-
-    with trial_folder(keep, "verify") as folder:
-        verdict = verify(config, changes, processes=nproc, steps=steps, folder=folder.path, tell=tell)
-        folder.is_kept |= verdict.parted is not None
-    if as_json:
-        print(json.dumps({**verdict.as_json(), "folder": str(folder.path) if folder.is_kept else None}, indent=1))
-    if verdict.failure is not None:
-        print(verdict.failure.text, file=sys.stderr, flush=True)
-    for line in verdict.lines():
-        tell(line)
-    if folder.is_kept:
-        tell(f"the runs are in {folder.path}")
-    return verdict.exit_code

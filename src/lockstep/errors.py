@@ -19,6 +19,10 @@ class LockstepError(Exception):
 
     exit_code = EXIT_FAILED
 
+    def _render_traceback_(self) -> list[str]:
+        """What IPython asks an error for: in a notebook, too, it is shown as its message alone."""
+        return _lines(self)
+
 
 class UserError(LockstepError):
     """Something the user can put right before anything has started."""
@@ -46,6 +50,10 @@ class WorldError(UserError):
 
 def complain(error: LockstepError) -> int:
     """Say a deliberate error as it is meant to be said; return the exit code that goes with it."""
-    for line in str(error).splitlines():
-        print(f"lockstep: {line}", file=sys.stderr)
+    for line in _lines(error):
+        print(line, file=sys.stderr)
     return error.exit_code
+
+
+def _lines(error: LockstepError) -> list[str]:
+    return [f"lockstep: {line}" for line in str(error).splitlines()]

@@ -51,6 +51,15 @@ def test_batch_says_what_it_does() -> None:
         assert part in text
 
 
+def test_report_and_watch_say_what_they_do() -> None:
+    text = help_of("report")
+    for part in ("-o", "FILE.html", "--json", "lockstep report runs/digits", "speed-up"):
+        assert part in text
+    text = help_of("watch")
+    for part in ("--web", "--port", "--once", "--patience", "lockstep watch runs/digits", "Exit code 0"):
+        assert part in text
+
+
 def test_version() -> None:
     finished = subprocess.run(
         [sys.executable, "-m", "lockstep", "--version"], capture_output=True, text=True, check=True

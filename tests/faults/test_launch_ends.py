@@ -74,6 +74,8 @@ if __name__ == "__main__":
         pass
 """
 
+RECIPES = "cricket, digits, ebm, gpt, resnet, vae, wing"
+
 
 def script(folder: Path, text: str) -> str:
     (folder / "script.py").write_text(text)
@@ -303,7 +305,10 @@ def test_faults_in_a_config_are_told_at_once_before_any_process_starts(tmp_path:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["train", "no-such-recipe"], "neither a file nor a built-in recipe (digits, gpt, wing)"),
+        (
+            ["train", "no-such-recipe"],
+            f"neither a file nor a built-in recipe ({RECIPES})",
+        ),
         (["train", "missing.yaml"], "missing.yaml"),
         (
             ["train", "digits", "-n", "two"],
@@ -313,7 +318,10 @@ def test_faults_in_a_config_are_told_at_once_before_any_process_starts(tmp_path:
         (["run", "missing.py"], "missing.py: no such script"),
         (["run", "--nnodes", "2", "missing.py"], "--nnodes 2 needs -n"),
         (["train", "digits", "recipe=json:loads"], "json:loads is not a recipe"),
-        (["train", "digits", "recipe=:x"], "expected digits, gpt, wing or package.module:name"),
+        (
+            ["train", "digits", "recipe=:x"],
+            f"expected {RECIPES} or package.module:name",
+        ),
         (["train", "digits", "--max-restarts", "2"], "--max-restarts 2 needs -n"),
         (["train", "digits", "--on-hang", "stop"], "--on-hang stop needs -n"),
         (["train", "digits", "device=mps"], "no MPS device"),

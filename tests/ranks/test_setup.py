@@ -55,6 +55,29 @@ def leave_and_join_again(world: World) -> list[int]:
     return sums
 
 
+def join_again_slowly(world: World) -> tuple[float, float]:
+    """When this rank's own connections stood, and when it went on."""
+    lockstep.cleanup_distributed()
+    connect = dist.init_process_group
+    stood = []
+
+    def connect_slowly(*arguments: object, **options: object) -> None:
+        connect(*arguments, **options)
+        time.sleep(0.3 * world.rank)
+        stood.append(time.monotonic())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "init_process_group", connect_slowly)
+        lockstep.setup_distributed(world.rank, world.size, timeout_s=30, device="cpu")
+    return stood[0], time.monotonic()
+
+
+def test_none_goes_on_while_another_still_connects() -> None:
+    """One that ended meanwhile would cut that other off, and torch would tell of it."""
+    stood, went_on = zip(*ranks(2).run(join_again_slowly), strict=True)
+    assert max(stood) <= min(went_on)
+
+
 def test_leaving_and_joining_again() -> None:
     assert ranks(2).run(leave_and_join_again) == [[1, 1], [1, 1]]
 

@@ -1,6 +1,7 @@
 """The digits recipe through the real command: it learns, and leaves a run folder that says how."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,12 +9,17 @@ import torch
 
 from lockstep.checkpoint.store import best_checkpoint, latest_checkpoint, load_weights
 from lockstep.data.evaluation import EvaluationLoader
+from lockstep.errors import UserError
 from lockstep.events.jsonl import read_lines
+from lockstep.events.run_folder import RunFolder
 from lockstep.recipes.registry import load_recipe
+from lockstep.train.job import train_recipe
 from lockstep.train.run import Run
 from lockstep.train.trainer import Trainer
 from lockstep.world.world import World
 from tests.commands import LOCKSTEP, run
+from tests.sinks import Kept
+from tests.unit.recipes.image_files import write_cifar, write_idx
 
 
 def test_it_reaches_97_percent_on_two_processes(tmp_path: Path) -> None:
@@ -63,6 +69,29 @@ def test_the_split_is_by_index_and_disjoint() -> None:
     recipe, config = load_recipe("digits")
     splits = recipe.data(config)
     assert (len(splits.train), len(splits.test)) == (1437, 360)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("write", "shape"), [(write_idx, (1, 12, 12)), (write_cifar, (3, 32, 32))])
+def test_the_users_own_images_in_a_standard_format(
+    write: Callable[..., Path], shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    folder = write(tmp_path / "images", train=80)
+    overrides = f"data.path={folder} data.show=10 model.width=4 batch.global=16 lanes=1 epochs=12 optim.lr=1e-2"
+    recipe, config = load_recipe("digits", overrides.split())
+    told = Kept()
+    torch.set_num_threads(1)
+    outcome = train_recipe(recipe, config, World(), RunFolder(tmp_path / "run"), [told])
+    assert recipe.data(config).test[0][0].shape == shape
+    assert outcome.metrics["accuracy"] > 0.5, "of ten kinds of brightness"
+    (words,) = [event["texts"]["guesses"] for event in told.events if "texts" in event]
+    assert words.count("is") == round(10 * (1 - outcome.metrics["accuracy"])), "every label is there twice, in order"
+    assert (tmp_path / "run" / "media" / "guesses-60.png").is_file()
+
+
+def test_images_that_are_too_small_are_told(tmp_path: Path) -> None:
+    recipe, config = load_recipe("digits", [f"data.path={write_idx(tmp_path, side=3)}"])
+    with pytest.raises(UserError, match=r"data.path=.*: 3 × 3 pixels: expected 4 or more a side"):
+        recipe.model(config)
 
 
 def test_all_that_a_config_can_ask_for_on_one_process_and_on_two(tmp_path: Path) -> None:

@@ -1,31 +1,44 @@
 """Every example, unchanged, under every launcher; and one digest wherever lockstep trains."""
 
+import ast
 import re
+import runpy
 import sys
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
-from tests.commands import LOCKSTEP, TORCHRUN, run
+from tests.commands import LOCKSTEP, TORCHRUN, free_port, run
+from tests.examples import spawn_alone, train_alone
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-NAMES = [path.stem for path in EXAMPLES]
+EXAMPLES = sorted(path for path in (ROOT / "examples").iterdir() if path.suffix in (".py", ".ipynb", ".sh"))
+SCRIPTS = [path for path in EXAMPLES if path.suffix == ".py"]
 KEPT = {"gan": "media/samples-3.png", "transformers_gpt2": "model/model.safetensors"}  # by those that use lockstep
 
 LAUNCHERS = {
     "python": [sys.executable],
     "lockstep run": [*LOCKSTEP, "run", "-n", "2"],
     "torchrun": [*TORCHRUN, "--nproc-per-node=2"],
+    "its elder": [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "torch.distributed.launch",
+        "--nproc-per-node=2",
+        *TORCHRUN[1:],
+    ],
 }
 
 
 def lines_of(name: str, launcher: str, folder: Path, options: str = "--steps 3") -> list[str]:
-    offline = {"HF_HUB_OFFLINE": "1"}  # a look at the network would be an error
+    # A look at the network would be an error; the port is for those who start processes without a launcher.
+    variables = {"HF_HUB_OFFLINE": "1", "MASTER_PORT": str(free_port())}
     folder.mkdir(exist_ok=True)
     command = [*LAUNCHERS[launcher], str(ROOT / "examples" / f"{name}.py"), *options.split()]
-    finished = run(command, folder, offline, timeout_s=150)
+    finished = run(command, folder, variables, timeout_s=150)
     assert finished.code == 0, finished.err
     return finished.out.splitlines()
 
@@ -45,6 +58,27 @@ def test_one_and_two_processes_give_one_digest(name: str, tmp_path: Path) -> Non
     if kept[0].suffix == ".safetensors":
         weights = load_file(kept[0])
         assert weights["transformer.wte.weight"].shape == (256, 64), "as the library names it, without a prefix"
+
+
+@pytest.mark.parametrize(
+    ("name", "launcher", "options"),
+    [
+        ("train", "torchrun", "--epochs 1 --batch-size 32"),
+        pytest.param("train", "its elder", "--epochs 1 --global-batch 64", marks=pytest.mark.slow),
+        ("spawn", "python", "--epochs 1 --nproc 2 --wrap ddp"),
+        pytest.param("spawn", "python", "--epochs 1 --nproc 2 --by torch", marks=pytest.mark.slow),
+    ],
+)
+def test_two_processes_have_the_digest_of_one(name: str, launcher: str, options: str, tmp_path: Path) -> None:
+    lines = lines_of(name, launcher, tmp_path, options)
+    (begin,) = [line for line in lines if line.startswith("start ")]  # printed by one rank alone
+    assert "processes 2" in begin
+    assert f"effective_batch {64 if name == 'train' else 128}," in begin
+    alone = tmp_path / "alone"
+    digest = train_alone(alone, epochs=1) if name == "train" else spawn_alone(alone, epochs=1, wrap="dp")
+    assert lines[-1].endswith(f": digest {digest}")
+    (accuracy,) = re.findall(r"accuracy ([\d.]+)", "\n".join(lines))
+    assert float(accuracy) > 0.25, "a guess is right in 0.1"
 
 
 def test_a_search_finds_one_design_and_goes_on_where_it_was(tmp_path: Path) -> None:
@@ -75,9 +109,43 @@ def test_it_runs_unchanged(name: str, launcher: str, tmp_path: Path) -> None:
     assert len(re.findall(r"step 3: (?:discriminator_)?loss", text)) == 1, "one rank alone prints"
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=NAMES)
-def test_it_says_how_to_run_it_and_the_readme_knows_it(path: Path) -> None:
+def test_the_plain_twin_learns_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    first = lines_of("train_plain_ddp", "its elder", tmp_path, "--epochs 1 --batch-size 32")
+    second = lines_of("train_plain_ddp", "python", tmp_path, "--epochs 2 --global-batch 64")
+    assert [first[0], second[0]] == ["effective batch 64, processes 2", "effective batch 64, processes 1"]
+    assert [line.split(":")[0] for line in first[1:] + second[1:]] == ["epoch 1", "epoch 2"]
+    assert float(second[1].split("accuracy ")[1]) > 0.6
+
+
+@pytest.mark.timeout(30)
+def test_the_plain_twins_come_to_an_end_where_there_is_nothing_to_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["train_plain_ddp.py", "--batch-size=5000"])
+    with pytest.raises(SystemExit, match="a batch of 5000 is larger than the 1437 images to train on"):
+        runpy.run_path(str(ROOT / "examples" / "train_plain_ddp.py"), run_name="__main__")
+    monkeypatch.setattr(sys, "argv", ["gan_plain_ddp.py", "--steps=0"])
+    runpy.run_path(str(ROOT / "examples" / "gan_plain_ddp.py"), run_name="__main__")
+
+
+@pytest.mark.parametrize("name", ["train", "gan"])
+def test_twins_train_the_same(name: str) -> None:
+    """What is to be learned from comparing them is how they train."""
+    functions = [
+        {node.name: ast.unparse(node) for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
+        for path in (ROOT / "examples" / f"{name}.py", ROOT / "examples" / f"{name}_plain_ddp.py")
+    ]
+    same = [function for function in functions[0] if function.startswith(("make_", "load_"))]
+    assert same
+    for function in same:
+        assert functions[0][function] == functions[1][function]
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_it_says_how_to_run_it(path: Path) -> None:
     opening = path.read_text().split('"""')[1]
     for command in ("python", "lockstep run -n 2", "torchrun --nproc-per-node 2"):
         assert f"    {command} examples/{path.name}" in opening
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_the_readme_knows_it(path: Path) -> None:
     assert f"examples/{path.name}" in (ROOT / "README.md").read_text()

@@ -16,18 +16,18 @@ _OF_A_SEARCH = ("max_runtime_hours=null",)
 
 
 def check_settings(config: "JobConfig", processes: int = 1) -> None:
-    """Refuse what was never promised, and more processes than there is work for."""
+    """Refuse what is not the same work on any number of processes, and more processes than there is work for."""
     from lockstep.config.schema import Config
     from lockstep.data.lanes import choose_lanes, share_lanes
 
     if not isinstance(config, Config):  # a search keeps its promise on any number of processes
         return
     if config.determinism != "lockstep":
-        raise UserError(f"determinism={config.determinism} promises no bits: add determinism=lockstep to verify it")
+        raise UserError(f"determinism={config.determinism} promises no bits: add determinism=lockstep")
     if config.batch.per_device is not None:
         raise UserError(
             f"batch.per_device={config.batch.per_device} means another batch on another number of processes: "
-            "add batch.global=… to verify it"
+            "add batch.global=…"
         )
     assert config.batch.global_batch is not None
     share_lanes(choose_lanes(config.batch.global_batch) if config.lanes == "auto" else config.lanes, processes)

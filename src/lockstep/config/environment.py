@@ -29,8 +29,20 @@ SUPERVISION_FOLDER = "LOCKSTEP_SUPERVISION"
 SPAWNED_BY_LAUNCH = "LOCKSTEP_SPAWNED_BY_LAUNCH"
 RESTARTED_AFTER = "LOCKSTEP_RESTARTED_AFTER"
 
+# Set by `lockstep verify` for the processes whose work it compares.
+OBSERVED = "LOCKSTEP_OBSERVED"
+OBSERVED_RUNS = "LOCKSTEP_OBSERVED_RUNS"
+OBSERVED_STEPS = "LOCKSTEP_OBSERVED_STEPS"
+
 # Set by the user: where shared memory is, if not in the usual place.
 MEMORY_FOLDER = "LOCKSTEP_MEMORY"
+
+# Those that say how processes find each other, talk and compute.
+_JOB_NAMES = frozenset(
+    "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT OMP_NUM_THREADS MKL_NUM_THREADS "  # noqa: SIM905
+    "CUDA_VISIBLE_DEVICES CUBLAS_WORKSPACE_CONFIG".split()
+)
+_JOB_PREFIXES = ("NCCL_", "GLOO_")
 
 
 @dataclass(frozen=True)
@@ -62,6 +74,15 @@ class Node:
     count: int = 1
     master_addr: str = LOOPBACK
     master_port: int = DEFAULT_PORT
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What somebody wants to see of a job who compares it with another."""
+
+    folder: Path  # for what each rank prints, writes and computes
+    runs: Path | None = None  # instead of the folders that a script's runs have; None: it is not a script
+    steps: int = 0  # after which a script ends
 
 
 def role(nproc_given: bool, environ: Mapping[str, str] = os.environ) -> Role:
@@ -142,6 +163,20 @@ def supervision_folder() -> Path | None:
     return Path(folder) if folder else None
 
 
+def observation() -> Observation | None:
+    """What is to be seen of this process, if it is looked at."""
+    folder, runs = os.environ.get(OBSERVED), os.environ.get(OBSERVED_RUNS)
+    if not folder:
+        return None
+    return Observation(Path(folder), Path(runs) if runs else None, _number(os.environ, OBSERVED_STEPS, default=0))
+
+
+def observing(observation: Observation) -> dict[str, str]:
+    """The variables that say so."""
+    runs = {} if observation.runs is None else {OBSERVED_RUNS: str(observation.runs)}
+    return {OBSERVED: str(observation.folder), OBSERVED_STEPS: str(observation.steps), **runs}
+
+
 def restarted_after() -> str | None:
     """What the attempt before failed of, if our agent has started this one in its place."""
     return os.environ.get(RESTARTED_AFTER)
@@ -163,18 +198,17 @@ def spawned_by_launch() -> bool:
     return SPAWNED_BY_LAUNCH in os.environ
 
 
-def pin_to_loopback(interface: str) -> dict[str, str]:
-    """The variables that keep gloo and NCCL on this machine, unless the user chose an interface."""
-    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-    return {name: interface for name in names if name not in os.environ}
+def pin_to(interface: str | None, *, one_machine: bool) -> dict[str, str]:
+    """The variables that keep gloo, and on one machine NCCL too, on an interface, unless the user chose one."""
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if one_machine else ("GLOO_SOCKET_IFNAME",)
+    return {name: interface for name in names if interface is not None and name not in os.environ}
 
 
-def settle(placement: Placement, loopback_interface: str) -> None:
-    """Make the meeting point visible to code that reads it itself, and keep a job of one machine on that machine."""
+def settle(placement: Placement, interface: str | None) -> None:
+    """Make the meeting point visible to code that reads it itself, and keep the job on the interface it is met over."""
     os.environ["MASTER_ADDR"] = placement.master_addr
     os.environ["MASTER_PORT"] = str(placement.master_port)
-    if placement.one_machine:
-        os.environ.update(pin_to_loopback(loopback_interface))
+    os.environ.update(pin_to(interface, one_machine=placement.one_machine))
 
 
 @contextmanager
@@ -195,6 +229,18 @@ def exported(variables: Mapping[str, str]) -> Iterator[None]:
 def choose_cublas_workspace() -> None:
     """cuBLAS repeats its bits only with a fixed workspace, chosen before its first use; a user's own choice stays."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def set_nccl_debug(level: str | None) -> None:
+    """NCCL reads it when the first process group is made. None: it stays as it is."""
+    if level is not None:
+        os.environ["NCCL_DEBUG"] = level
+
+
+def job_variables() -> dict[str, str]:
+    """Those of a job's that are set; any others may hold secrets."""
+    names = [name for name in os.environ if name in _JOB_NAMES or name.startswith(_JOB_PREFIXES)]
+    return {name: os.environ[name] for name in names if not name.endswith("_VERSION")}  # which an image may tell
 
 
 def snapshot() -> dict[str, str]:

@@ -34,7 +34,9 @@ class JobConfig(Frozen):
     """A run of `lockstep train`: of training (`Config`), or of a search (`SearchConfig`)."""
 
     # Those that change no bit: a run may go on with others than it had. A subclass names more.
-    free_on_resume: ClassVar[frozenset[str]] = frozenset({"ddp_backend", "log", "log_every", "timeout_s", "trace"})
+    free_on_resume: ClassVar[frozenset[str]] = frozenset(
+        {"ddp_backend", "log", "log_every", "nccl_debug", "timeout_s", "trace"}
+    )
 
     recipe: str | None = None  # what `lockstep train` is to carry out; a loop of one's own needs none
     seed: Whole = 0
@@ -42,6 +44,7 @@ class JobConfig(Frozen):
     threads: Annotated[Count, Field(le=1024)] = 1  # per process; never derived from the number of processes
     ddp_backend: Literal["auto", "nccl", "gloo"] = "auto"
     timeout_s: Positive = 600.0
+    nccl_debug: Literal["VERSION", "WARN", "INFO", "TRACE"] | None = None  # what NCCL says; else as NCCL_DEBUG has it
     log_every: Count = 10  # steps
     log: LogConfig = LogConfig()
     trace: Flag = False  # write every step's digests down, to see where two runs part

@@ -1,5 +1,6 @@
 """The engine's line to the other ranks: one thread, one order of messages, overlapping with the computation."""
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -57,14 +58,31 @@ class Channel:
         self._stream = torch.cuda.Stream(world.device) if self._on_cuda else None  # type: ignore[no-untyped-call]
         self._scratch: dict[tuple[torch.dtype, torch.device], Tensor] = {}
         self.bytes_sent = 0
+        self._busy_s = 0.0
+        self._is_timed = False
+        self._timed: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._is_closed = False
 
     def submit(self, job: Callable[..., Any], *args: Any) -> Job:
         if self._stream is None:
             return Job(self._enqueue(partial(job, *args)), None)
-        ready, finished = torch.cuda.Event(), torch.cuda.Event()  # type: ignore[no-untyped-call]
+        ready, began = torch.cuda.Event(), None  # type: ignore[no-untyped-call]
+        if self._is_timed:
+            began = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        finished = torch.cuda.Event(enable_timing=began is not None)  # type: ignore[no-untyped-call]
         ready.record()
-        return Job(self._enqueue(partial(self._run_on_stream, ready, finished, job, *args)), finished)
+        return Job(self._enqueue(partial(self._run_on_stream, ready, began, finished, job, *args)), finished)
+
+    def busy_s(self, *, timed: bool) -> float:
+        """How long jobs have taken, waiting for other ranks included; on CUDA, those of timed stretches.
+
+        `timed`: from now on, time what is done there. Call it when the device has come to its end.
+        """
+        if self._stream is not None:
+            self._busy_s += sum(began.elapsed_time(ended) for began, ended in self._timed) / 1000
+            self._timed.clear()
+            self._is_timed = timed
+        return self._busy_s
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         """Send and receive at once; returns when all is there (on CUDA: in stream order). Nothing empty is sent."""
@@ -120,8 +138,12 @@ class Channel:
         while (entry := self._jobs.get()) is not None:
             future, job = entry
             if failure is None:
+                began = time.perf_counter()
                 try:
-                    future.set_result(job())
+                    value = job()
+                    if self._stream is None:
+                        self._busy_s += time.perf_counter() - began
+                    future.set_result(value)
                     continue
                 except BaseException as error:
                     failure = error
@@ -129,12 +151,20 @@ class Channel:
             future.set_exception(failure)
 
     def _run_on_stream(
-        self, ready: torch.cuda.Event, finished: torch.cuda.Event, job: Callable[..., T], *args: Any
+        self,
+        ready: torch.cuda.Event,
+        began: torch.cuda.Event | None,
+        finished: torch.cuda.Event,
+        job: Callable[..., T],
+        *args: Any,
     ) -> T:
         assert self._stream is not None
         torch.cuda.set_device(self._world.device)
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(ready)
+            if began is not None:
+                began.record()
+                self._timed.append((began, finished))
             value = job(*args)
             finished.record()
         return value

@@ -1,7 +1,7 @@
 """What a training step asks of an engine, whichever way gradients come together."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +45,13 @@ class LanePass(Protocol):
         ...
 
 
+class Travel(NamedTuple):
+    """What an engine's gradients and buffers have taken to reach the other ranks, so far."""
+
+    seconds: float | None = None  # waiting for other ranks included; on a GPU, in timed steps. None: not known
+    num_bytes: int = 0  # sent by this rank
+
+
 class Engine(Protocol):
     can_replay: bool  # may a rank run lanes of its own once more, for itself?
 
@@ -58,6 +65,10 @@ class Engine(Protocol):
 
     def after_update(self, parameters: Sequence[Parameter]) -> None:
         """An update of these was made, on this rank as far as it has them."""
+        ...
+
+    def travel(self, *, timed: bool) -> Travel:
+        """`timed`: until the next call, a GPU's messages are timed."""
         ...
 
     def close(self, *, abandon: bool = False) -> None:
@@ -75,6 +86,9 @@ class WholeParameters:
 
     def after_update(self, parameters: Sequence[Parameter]) -> None:
         pass
+
+    def travel(self, *, timed: bool) -> Travel:  # noqa: ARG002
+        return Travel()
 
 
 class BackwardPasses:

@@ -13,7 +13,14 @@ from lockstep.data.lanes import Lanes
 from lockstep.engine.buckets import make_buckets
 from lockstep.engine.buffers import LaneBuffers, Rule
 from lockstep.engine.channel import Channel, Job
-from lockstep.engine.engine import BackwardPasses, all_parameters, inputs_for, require_no_gradients, run_backward
+from lockstep.engine.engine import (
+    BackwardPasses,
+    Travel,
+    all_parameters,
+    inputs_for,
+    require_no_gradients,
+    run_backward,
+)
 from lockstep.engine.exchange import choose_exchange
 from lockstep.engine.gradients import (
     GradientTree,
@@ -94,6 +101,11 @@ class TreeEngine:
         for tree, *_ in self._trees.values():  # the same parameters may be in several, for passes of other kinds
             if isinstance(tree, ShardedGradients):
                 tree.share_parameters(concerned)
+
+    def travel(self, *, timed: bool) -> Travel:
+        if self.channel is None:
+            return Travel(0.0)
+        return Travel(self.channel.busy_s(timed=timed), self.channel.bytes_sent)
 
     def close(self, *, abandon: bool = False) -> None:
         for trees in self._trees.values():

@@ -3,6 +3,7 @@
 A trace has one line for each step: {"step": 1, "phases": {"data": {"lane 0": digest, …}, "loss": {…}, …}}.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,14 +28,17 @@ class Difference(NamedTuple):
         return f"step {self.step}, {self.phase}: {self.tensor}{others}"
 
 
-def first_difference(left: str | Path, right: str | Path) -> Difference | None:
-    """Compare two traces over the steps and phases that both have; None where they agree in all of them."""
-    ours, theirs = _read(Path(left)), _read(Path(right))
+def first_difference(left: str | Path, right: str | Path, phases: Sequence[str] | None = None) -> Difference | None:
+    """Compare two traces over the steps and phases that both have; None where they agree in all of them.
+
+    `phases`: of a step, in order; if left out, those of lockstep's own traces.
+    """
+    ours, theirs = read_trace(Path(left)), read_trace(Path(right))
     common = sorted(ours.keys() & theirs.keys())
     if not common:
         raise UserError(f"{left} and {right} have no step in common")
     for step in common:
-        for phase in PHASES:
+        for phase in phases or PHASES:
             if phase in ours[step] and phase in theirs[step]:
                 own, other = ours[step][phase], theirs[step][phase]
                 names = dict.fromkeys([*own, *other])
@@ -44,7 +48,7 @@ def first_difference(left: str | Path, right: str | Path) -> Difference | None:
     return None
 
 
-def _read(path: Path) -> dict[int, dict[str, dict[str, Any]]]:
+def read_trace(path: Path) -> dict[int, dict[str, dict[str, Any]]]:
     """Each step's phases; after a restart steps repeat, and the last counts."""
     if not path.exists():
         raise UserError(f"there is no trace at {path}: run with trace=True")

@@ -33,7 +33,7 @@ from lockstep.launcher.plan import Supervision
 from lockstep.launcher.processes import Processes, StartFailed
 from lockstep.launcher.rendezvous import FreshStoreRendezvous
 from lockstep.launcher.restarts import Decision, Restarts
-from lockstep.launcher.store import loopback_interface
+from lockstep.launcher.store import interface_towards
 from lockstep.supervision.failure import (
     Scene,
     Verdict,
@@ -311,9 +311,8 @@ def _for_workers(node: Node, folder: Path) -> dict[str, str]:
         # A constant, never cores / processes: the number of threads changes the bits of a sum.
         "OMP_NUM_THREADS": str(environment.threads_per_process()),
     }
-    if is_loopback(node.master_addr):
-        variables |= environment.pin_to_loopback(loopback_interface())
-    return variables
+    interface = interface_towards(node.master_addr)
+    return variables | environment.pin_to(interface, one_machine=is_loopback(node.master_addr))
 
 
 @contextmanager

@@ -2,8 +2,11 @@
 
 import errno
 import socket
+import struct
+import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import timedelta
 
 from torch._C._distributed_c10d import Store, TCPStore  # torch.distributed re-exports these untyped
@@ -72,10 +75,35 @@ def _await_listener(address: str, port: int, timeout_s: float) -> None:
         time.sleep(pause_s)
 
 
-def loopback_interface() -> str:
-    """The name of this machine's loopback interface: `lo` on Linux, `lo0` on a Mac."""
-    names = [name for _, name in socket.if_nameindex()]
-    return next((name for name in ("lo", "lo0") if name in names), "lo")
+def interface_towards(address: str) -> str | None:
+    """The interface over which this machine reaches an address, also its own; None where that cannot be told.
+
+    Left to itself gloo takes the address that this machine's own name stands for, and on many a machine that is
+    loopback, where other machines do not find it.
+    """
+    if is_loopback(address):
+        names = [name for _, name in socket.if_nameindex()]
+        return next((name for name in ("lo", "lo0") if name in names), "lo")  # on Linux; on a Mac
+    if sys.platform != "linux":
+        return None
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 1))  # sends nothing: the kernel says which way it would go
+        own = probe.getsockname()[0]
+        if not is_loopback(own):
+            return next((name for _, name in socket.if_nameindex() if _address_of(name, probe) == own), None)
+    return None
+
+
+def _address_of(interface: str, any_socket: socket.socket) -> str | None:
+    import fcntl  # not there on Windows
+
+    with suppress(OSError):  # it has none
+        answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", interface.encode()))
+        return socket.inet_ntoa(answer[20:24])
+    return None
+
+
+_SIOCGIFADDR = 0x8915  # Linux: an interface's IPv4 address
 
 
 def _listen(address: str, port: int) -> socket.socket:

@@ -20,11 +20,14 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from lockstep.config import environment
 from lockstep.errors import LockstepError
 from lockstep.supervision import pulse
 from lockstep.supervision.listener import listen
 from lockstep.supervision.rank_files import RankFiles
 from lockstep.supervision.stacks import ASK_FOR_STACKS
+from lockstep.supervision.updates import observe_updates
+from lockstep.supervision.witness import WitnessFiles, bear_witness
 
 if sys.platform != "win32":
     # For people, to the terminal. Not SIGUSR1: Slurm sends that to announce the end of a job's time.
@@ -37,6 +40,8 @@ def main(arguments: list[str]) -> NoReturn:
         faulthandler.register(STACK_DUMP_SIGNAL, all_threads=True)
     if files is not None:
         _show_pulse(files)
+    if (observation := environment.observation()) is not None:
+        _be_observed(observation)
     # Whole lines, at once: several ranks share a terminal, and a pipe would hold a dying rank's last words back.
     sys.stdout.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
     code = 0
@@ -71,6 +76,15 @@ def _show_pulse(files: RankFiles) -> None:
         stacks = os.open(files.stacks, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         faulthandler.register(ASK_FOR_STACKS, file=stacks, all_threads=True)
         listen(files)
+
+
+def _be_observed(observation: environment.Observation) -> None:
+    """By somebody who compares this job with another."""
+    place = environment.read_placement()
+    witness = WitnessFiles(observation.folder, place.rank)
+    bear_witness(witness)
+    if observation.runs is not None:  # a script: if it has a loop of lockstep's, that will say so
+        observe_updates(witness, observation.steps, place.world_size)
 
 
 def _exit_code(request: SystemExit) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from lockstep.config import environment
 from lockstep.errors import LockstepError, complain
 from lockstep.events.run_folder import RunFolder
 from lockstep.launcher.plan import LaunchPlan
@@ -18,6 +19,7 @@ from lockstep.launcher.start import start
 from lockstep.recipes.registry import load_search_recipe
 from lockstep.search.job import search_recipe
 from lockstep.search.search import SearchResult
+from lockstep.world.launch import is_interactive
 from lockstep.world.setup import cleanup_distributed, setup_distributed
 
 
@@ -39,6 +41,7 @@ class SearchPipeline:
         self._recipe, self.config = load_search_recipe(str(config), overrides)
         self.folder = RunFolder(Path("runs") / Path(config).stem if folder is None else Path(folder))
         torch.set_num_threads(self.config.threads)
+        environment.set_nccl_debug(self.config.nccl_debug)
         self.world = setup_distributed(
             rank,
             world_size,
@@ -62,6 +65,8 @@ def main_distributed(
     try:
         exit_code = start(LaunchPlan(nproc=world_size), target)
     except LockstepError as error:
+        if is_interactive():
+            raise
         exit_code = complain(error)
     if exit_code != 0:
         sys.exit(exit_code)

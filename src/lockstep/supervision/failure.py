@@ -29,6 +29,7 @@ _LOST_CONNECTIONS = ("ConnectionResetError", "ConnectionRefusedError", "BrokenPi
 _LOADER = "torch/utils/data/dataloader.py"
 _KILLED_DATA_WORKER = re.compile(r"DataLoader worker \(pid \d+\) (is killed by signal: Killed|has died \(SIGKILL\))")
 _OUT_OF_MEMORY = "machine, or its control group, was out of memory"
+_BEFORE_ANY_STEP = (Phase.STARTING, Phase.JOINING, Phase.SCRIPT, Phase.RESUMING)
 _LOST_CONTACT = 4  # a degree of suspicion, see `_suspicion`
 
 
@@ -98,10 +99,10 @@ def explain(ends: Sequence[RankEnd], scene: Scene) -> Verdict:
     cause = min(ends, key=_suspicion)
     others = [end for end in ends if end is not cause]
     if cause.report is not None and cause.report.deliberate:
-        same = [end for end in others if end.report is not None and end.report.error == cause.report.error]
+        same = [end for end in others if _says_the_same(end, cause.report)]
         _, _, message = cause.report.error.partition(": ")
         speaks_for_all = len(same) == len(others) or message.startswith(f"rank {cause.rank} ")
-        lines = message.splitlines()
+        lines = message.splitlines() or [cause.report.error.rstrip(": ")]  # nothing was said: its name at least
         lines[0] = lines[0] if speaks_for_all else f"rank {cause.rank}: {lines[0]}"
         return Verdict(cause.report.exit_code or EXIT_FAILED, lines, lines[0], cause.rank, is_final=True)
     if cause.exit_code == EXIT_STOPPED and cause.report is None:
@@ -127,6 +128,13 @@ def explain(ends: Sequence[RankEnd], scene: Scene) -> Verdict:
         tuple(end.rank for end in victims),
         is_from_outside=_was_killed(cause) and not scene.out_of_memory,
     )
+
+
+def _says_the_same(end: RankEnd, told: Report) -> bool:
+    """Or has it not come that far yet? What one rank refuses before its first step, it would have refused as well."""
+    if end.report is not None and not end.report.communication:
+        return end.report.error == told.error
+    return end.pulse is not None and end.pulse.step == 0 and end.pulse.phase in _BEFORE_ANY_STEP
 
 
 def _was_killed(end: RankEnd) -> bool:

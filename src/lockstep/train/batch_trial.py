@@ -8,7 +8,7 @@ import torch
 from lockstep.config.schema import Config
 from lockstep.train.job import step_options
 from lockstep.train.optimizer import build_optimizer
-from lockstep.train.recipe import Recipe
+from lockstep.train.recipe import Recipe, made_for
 from lockstep.train.run import Run
 from lockstep.world.memory import peak_memory_bytes
 from lockstep.world.world import World
@@ -23,8 +23,9 @@ class Trial(NamedTuple):
     num_samples: int | None  # of the training set, where that is known
 
 
-def try_lane(recipe: Recipe, config: Config, world: World, lane_batch: int, lanes: int) -> Trial:
+def try_lane(recipe: Recipe | type[Any], config: Config, world: World, lane_batch: int, lanes: int) -> Trial:
     """As many lanes as each process of the real run will have, one after another."""
+    recipe = made_for(config, recipe)
     before = peak_memory_bytes(world.device)
     run = Run(None, world, **step_options(config))
     model = run.prepare(recipe.model(config))
@@ -32,10 +33,11 @@ def try_lane(recipe: Recipe, config: Config, world: World, lane_batch: int, lane
     optimizer = run.optimizer(model, build_optimizer(model, config.optim, batch))
     if config.average is not None:
         run.average(model, config.average.decay)
-    dataset = recipe.data(config).train
+    dataset, _, collate = recipe.data(config)
     model.train()
     seconds, timed = 0.0, 0
-    for step in run.open_steps(run.loader(dataset, batch, lanes=lanes, tail=config.tail), steps=_MOST_STEPS):
+    loader = run.loader(dataset, batch, lanes=lanes, tail=config.tail, collate=collate)
+    for step in run.open_steps(loader, steps=_MOST_STEPS):
         began = _now(world)
         step.accumulate(recipe.loss, model)
         step.update(optimizer)

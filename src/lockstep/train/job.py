@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 from torch.utils.data import Dataset, Subset
 
+from lockstep.checkpoint.exchange import load_checkpoint
 from lockstep.config.job import JobConfig
 from lockstep.config.resolved import ResolvedSettings
 from lockstep.config.schema import Config
@@ -16,13 +17,17 @@ from lockstep.events.run_folder import RunFolder
 from lockstep.train.callbacks import Callback, EarlyStopping, KeepBest
 from lockstep.train.checkpoints import Saving
 from lockstep.train.continuity import Resume
+from lockstep.train.evaluation import evaluate
 from lockstep.train.optimizer import build_optimizer
 from lockstep.train.options import StepOptions
-from lockstep.train.recipe import Recipe, Splits
+from lockstep.train.precision import Precision
+from lockstep.train.recipe import Recipe, Splits, made_for
 from lockstep.train.run import Run
 from lockstep.train.schedule import build_schedule
 from lockstep.train.trainer import Trainer
+from lockstep.world.arithmetic import set_arithmetic
 from lockstep.world.objects import broadcast_object
+from lockstep.world.randomness import key_of, seed_streams
 from lockstep.world.world import World
 
 _QUICK_STEPS = 8
@@ -44,7 +49,7 @@ class Outcome(NamedTuple):
 
 
 def train_recipe(
-    recipe: Recipe,
+    recipe: Recipe | type[Any],
     config: Config,
     world: World,
     folder: RunFolder,
@@ -55,21 +60,23 @@ def train_recipe(
 ) -> Outcome:
     """Train, or go on where the folder says. `sinks` (the terminal, loggers) are told on rank 0 alone."""
     run = open_run(config, world, folder, sinks, resume=resume, stop_after=stop_after, **step_options(config))
+    recipe = made_for(config, recipe)
     model = recipe.model(config)  # drawn from the seed's stream for weights, which Run has just begun
     batch = _batch_of_the_run(config, run.data_world, folder)
     splits = recipe.data(config)
     if config.quick:
-        splits = Splits(_first(splits.train, _QUICK_STEPS * batch.size), _first(splits.test, _QUICK_TEST_SAMPLES))
+        splits = splits._replace(train=_first(splits.train, _QUICK_STEPS * batch.size))
     # Before the folder is claimed: a mistake found here leaves no trace.
     train = run.loader(
         splits.train,
         batch.size,
         lanes=batch.lanes,
         tail=config.tail,
+        collate=splits.collate,
         workers=config.workers,
         lanes_per_rank=config.lanes_per_rank,
     )
-    test = EvaluationLoader(splits.test, config.evaluation_batch, world, workers=config.workers)
+    test = _test_loader(config, splits, world)
     saving = Saving(**dict(config.checkpoint))
     trainer = Trainer(
         model,
@@ -77,7 +84,7 @@ def train_recipe(
         recipe.loss,
         recipe.metrics,
         schedule=build_schedule(config.schedule),
-        callbacks=_callbacks(config),
+        callbacks=[*_callbacks(config), *_own_callbacks(recipe, config)],
         run=run,
     )
     if config.average is not None:
@@ -95,6 +102,18 @@ def train_recipe(
         run.close(abandon=True)
         raise
     return Outcome(run.step, metrics, digest, folder.path)
+
+
+def evaluate_checkpoint(recipe: Recipe | type[Any], config: Config, world: World, source: Path) -> dict[str, Any]:
+    """The recipe's metrics over its test set, of the weights in a run's newest checkpoint and nothing else of it."""
+    set_arithmetic(world.device, tf32=config.tf32, deterministic=config.determinism == "lockstep")
+    recipe = made_for(config, recipe)
+    seed_streams(key_of(config.seed, "other weights"))  # those that are loaded must be all that counts
+    model = recipe.model(config)
+    load_checkpoint(model, source, weights="model" if config.average is None else "average", device=world.device)
+    loader = _test_loader(config, recipe.data(config), world)
+    precision = Precision(config.precision, world.device)
+    return evaluate(model, loader, recipe.metrics, world, seed=config.seed, precision=precision)
 
 
 def open_run(
@@ -119,7 +138,8 @@ def open_run(
         facts={"recipe": config.recipe, "folder": str(folder.path)},
         **options,
     )
-    run.stop_after = stop_after
+    if stop_after is not None:
+        run.stop_after = stop_after
     return run
 
 
@@ -173,6 +193,11 @@ def _known_batch(config: Config, folder: RunFolder) -> list[int] | None:
     return numbers if all(isinstance(number, int) for number in numbers) else None
 
 
+def _test_loader(config: Config, splits: Splits, world: World) -> EvaluationLoader:
+    test = _first(splits.test, _QUICK_TEST_SAMPLES) if config.quick else splits.test
+    return EvaluationLoader(test, config.evaluation_batch, world, workers=config.workers, collate=splits.collate)
+
+
 def _callbacks(config: Config) -> list[Callback]:
     callbacks: list[Callback] = []
     if config.best is not None:
@@ -180,6 +205,11 @@ def _callbacks(config: Config) -> list[Callback]:
     if (stopping := config.early_stopping) is not None:
         callbacks.append(EarlyStopping(stopping.metric, stopping.mode, stopping.patience, stopping.min_delta))
     return callbacks
+
+
+def _own_callbacks(recipe: Recipe, config: Config) -> Sequence[Callback]:
+    own = getattr(recipe, "callbacks", None)
+    return () if own is None else own(config)
 
 
 def _first(dataset: Dataset[Any], count: int) -> Dataset[Any]:

@@ -24,14 +24,15 @@ class Journal:
     """Rank 0 alone writes what is shared; `sinks` (the terminal, loggers) are told there alone. No folder, no files."""
 
     def __init__(
-        self, folder: Path | None, world: World, sinks: Sequence[Sink], *, trace: bool, force: bool = False
+        self, folder: Path | None, world: World, sinks: Sequence[Sink], *, trace: Path | None, force: bool = False
     ) -> None:
+        """`trace`: the file for it, if there is to be one."""
         self.folder = None if folder is None else RunFolder(folder)
         self.events = Events()
         self.rank_log = Events()
         self._world = world
         self._sinks = list(sinks) if world.is_main else []
-        self._wants_trace = trace
+        self._trace_file = trace
         self.trace: DigestTrace | None = None  # on every rank, once it is open
         self._force = force
         self._claim: Claim | None = None
@@ -46,6 +47,7 @@ class Journal:
         self.is_open = True
         if self.folder is None:
             self.events = Events(self._sinks)
+            self._open_trace()
             return
         self.run_id, attempt = self._claim_together(self.folder, settings, facts)
         if (files := RankFiles.own()) is not None:  # our agent keeps its reports there too
@@ -56,8 +58,7 @@ class Journal:
         else:
             self.events = Events(attempt=attempt)
         self.rank_log = Events([JsonLines(self.folder.rank_log(self._world.rank))], attempt)
-        if self._wants_trace:
-            self.trace = DigestTrace(self.folder.trace if self._world.is_main else None)
+        self._open_trace()
 
     def save_history(self, history: Sequence[Mapping[str, Any]]) -> None:
         """All evaluations so far, as one file that other programs read easily."""
@@ -102,6 +103,10 @@ class Journal:
         if self._claim is not None:
             self._claim.release()
         self.is_open = False
+
+    def _open_trace(self) -> None:
+        if self._trace_file is not None:
+            self.trace = DigestTrace(self._trace_file if self._world.is_main else None)
 
     def _claim_together(self, folder: RunFolder, settings: Settings, facts: Mapping[str, Any]) -> tuple[str, int]:
         """Rank 0 claims; all learn the run's id and the attempt's number, or fail alike."""

@@ -1,7 +1,6 @@
 """The loop of a run: from a loader's batches to steps, with what is to be done before the first and after each."""
 
 import logging
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -30,6 +29,7 @@ from lockstep.train.parts import Parts
 from lockstep.train.precision import LossScaler, Precision
 from lockstep.train.schedule import Schedule
 from lockstep.train.step import Step, StepContext
+from lockstep.train.stopwatch import Stopwatch
 from lockstep.train.strategies.choice import Choice, settled
 from lockstep.train.update import Updater
 from lockstep.world.memory import peak_memory_bytes
@@ -71,6 +71,7 @@ class Loop:
         self._continuity = continuity
         self._told = told
         self._settings = told.settings
+        self.stopwatch = Stopwatch(world.device, None if journal.folder is None else told.log_every)
         self._num_calls = 0  # of `steps`
         self._current: Step | None = None  # the one that the loop's body has
         self._save_asked: dict[str, Any] | None = None  # in the body of a step: what `save` was called with
@@ -94,11 +95,11 @@ class Loop:
         per_epoch = _steps_per_epoch(loader)
         save_every = saving.in_steps(self.length(loader))
         pulse.enter(Phase.DATA)
-        started = time.perf_counter()
+        self.stopwatch.begin(progress.step + 1, self.engine)
         try:
             self._stop_if_told()
             for batch in self._continuity.batches(loader):
-                fetched = time.perf_counter()
+                self.stopwatch.lap("data")
                 pulse.enter(Phase.COMPUTING)
                 if self._journal.trace is not None:
                     self._journal.trace.begin(batch)
@@ -117,7 +118,7 @@ class Loop:
                         traffic.steps += 1  # its gradients have travelled, also where it was skipped
                 progress.is_done = progress.is_at_its_end(per_epoch)
                 if step.is_updated:
-                    self._after(step, fetched - started, time.perf_counter() - fetched)
+                    self._after(step)
                 if save_every is not None and step.is_updated and step.every(save_every):
                     self.save(**self._save_asked or {})
                 self.save_as_asked()
@@ -126,7 +127,7 @@ class Loop:
                 self._stop_if_told()
                 self._do_as_asked()
                 pulse.enter(Phase.DATA)
-                started = time.perf_counter()
+                self.stopwatch.begin(progress.step + 1, self.engine)
             progress.is_done = True
         except BaseException:  # the loop was left in the middle; `finish` or `close` may still be called
             self._drop_engine(abandon=True)
@@ -141,7 +142,7 @@ class Loop:
             raise UserError("run.save() comes after the beginning of run.steps(…): until then it may have to resume")
         else:
             self._save_asked = None
-            with pulse.during(Phase.SAVING):
+            with pulse.during(Phase.SAVING), self.stopwatch.aside("saving"):
                 self._continuity.save(is_best=is_best, **facts)
 
     def save_as_asked(self) -> None:
@@ -175,7 +176,7 @@ class Loop:
         if asked & STOP:
             self._continuity.stop()
         if asked & SNAPSHOT:
-            with pulse.during(Phase.SAVING):
+            with pulse.during(Phase.SAVING), self.stopwatch.aside("saving"):
                 self._continuity.snapshot()
 
     def _stop_if_told(self) -> None:
@@ -230,6 +231,7 @@ class Loop:
             investigator=Investigator(
                 self._options.on_nonfinite, loader.lanes, self._parts.parameter_names(), self._journal.tell_incident
             ),
+            stopwatch=self.stopwatch,
             parameters=self._parts.parameters_of,
             buffers=list(slots_of(self._parts.models.values())),
         )
@@ -286,14 +288,16 @@ class Loop:
         strategy, before = self._parts.strategy, self._continuity.before_update
         return Updater(self._options, self._parts.scaler, rates, averages, strategy, before)
 
-    def _after(self, step: Step, data_s: float, compute_s: float) -> None:
+    def _after(self, step: Step) -> None:
+        times = self.stopwatch.end(step.number, self.engine)
         pulse.complete_step(step.number)
         self._continuity.look()
         if self._journal.trace is not None:
             self._journal.trace.record(step.number, step.loss, self._parts.gradients(), self._parts.state())
-        if step.every(self._told.log_every) and self._journal.folder is not None:
+        if times is not None:
+            num_lanes = len(step.batch.lanes)
             peaks = peak_memory_bytes(self._world.device)
-            self._journal.rank_log.emit("step", step.number, data_s=data_s, compute_s=compute_s, **peaks)
+            self._journal.rank_log.emit("step", step.number, num_lanes=num_lanes, **times, **peaks)
 
 
 def _steps_per_epoch(loader: Loader) -> int | None:

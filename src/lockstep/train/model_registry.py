@@ -1,7 +1,7 @@
 """Models by name, so that a config can choose one: `@register_model("vae")`, then `get_model("vae")(config)`."""
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from torch import nn
@@ -15,10 +15,13 @@ _models: dict[str, MakesModel] = {}
 
 
 def register_model(name: str) -> Callable[[Made], Made]:
-    """A decorator for a module class, or a function that makes one. A name is taken once."""
+    """A decorator for a module class, or a function that makes one. A name is taken once.
+
+    The same definition may come again, as from a notebook's cell: the latest counts.
+    """
 
     def register(model: Made) -> Made:
-        if _models.get(name, model) is not model:
+        if name in _models and _described(_models[name]) != _described(model):
             raise UserError(f"the name {name} is taken by {_described(_models[name])}: register under another")
         _models[name] = model
         return model
@@ -26,14 +29,20 @@ def register_model(name: str) -> Callable[[Made], Made]:
     return register
 
 
-def get_model(name: str) -> MakesModel:
-    """What was registered under this name: call it with what it needs, usually a config."""
+def is_registered(name: str) -> bool:
+    return name in _models
+
+
+def get_model(name: str, *, also: Iterable[str] = ()) -> MakesModel:
+    """What was registered under this name: call it with what it needs, usually a config. `also`: known elsewhere."""
     if name not in _models:
-        nearest = difflib.get_close_matches(name, _models, n=1)
-        hint = f"did you mean {nearest[0]}?" if nearest else f"registered: {', '.join(sorted(_models)) or 'none'}"
+        known = sorted({*_models, *also})
+        nearest = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {nearest[0]}?" if nearest else f"known: {', '.join(known) or 'none'}"
         raise UserError(f"no model is registered as {name!r}; {hint}")
     return _models[name]
 
 
 def _described(model: Any) -> str:
-    return f"{model.__module__}.{model.__qualname__}"
+    name = getattr(model, "__qualname__", "<partial>")
+    return repr(model) if name.endswith(">") else f"{model.__module__}.{name}"  # a lambda shares its name with others

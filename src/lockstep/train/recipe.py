@@ -1,7 +1,12 @@
 """What a recipe is: a model, its data, its loss and its metrics, with a config of its own.
 
-It may also have `conclude(run, model, config)`, called on every rank after training, with the weights that were
-evaluated: to show samples, for example.
+It may also have
+
+- `callbacks(config)`: what the trainer is to do besides, such as a curriculum that is saved and resumed with the run;
+- `conclude(run, model, config)`, called on every rank after training, with the weights that were evaluated: to show
+  samples, for example.
+
+A recipe that is a class is made anew for each run, `Recipe(config)`, and may keep what belongs to that run.
 """
 
 from collections.abc import Mapping
@@ -11,12 +16,14 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from lockstep.config.schema import Config
+from lockstep.data.samples import Collate
 from lockstep.metrics.tally import Part
 
 
 class Splits(NamedTuple):
     train: Dataset[Any]
     test: Dataset[Any]
+    collate: Collate | None = None  # how samples become a batch; torch's default
 
 
 class Recipe(Protocol):
@@ -37,3 +44,11 @@ class Recipe(Protocol):
     def metrics(self, model: nn.Module, batch: Any) -> Mapping[str, Part]:
         """Each metric's part of the batch: a sum and a count, or one of `lockstep.metrics`. The first sums a run up."""
         ...
+
+
+def made_for(config: Config, recipe: Recipe | type[Any]) -> Recipe:
+    """The recipe of one run."""
+    if isinstance(recipe, type):
+        made: Recipe = recipe(config)
+        return made
+    return recipe

@@ -41,6 +41,7 @@ from lockstep.train.continuity import Continuity, Resume
 from lockstep.train.evaluation import Metrics, evaluate
 from lockstep.train.journal import Journal
 from lockstep.train.loop import Loop, Told
+from lockstep.train.observed import place_of
 from lockstep.train.options import StepOptions
 from lockstep.train.parts import Models, Parts, Resumable
 from lockstep.train.precision import Precision
@@ -95,14 +96,15 @@ class Run:
         self.world = setup_distributed() if world is None else world
         set_arithmetic(self.world.device, tf32=self.options.tf32, deterministic=self.options.determinism == "lockstep")
         self.log_every = log_every
-        self._traces = trace
+        place = place_of(folder, trace=trace)
+        self._traces = place.trace is not None
         self._parts = Parts()
         self._choose_strategy()
         self.journal = Journal(
-            None if folder is None else Path(folder),
+            place.folder,
             self.world,
             [Echo()] if sinks is None and folder is not None else sinks or [],
-            trace=trace,
+            trace=place.trace,
             force=resume == "force",
         )
         self._continuity = Continuity(self.journal, self.world, self._parts, resume)
@@ -111,6 +113,7 @@ class Run:
         told = Told(settings, self._facts, log_every)
         about = (self.world, self.options, self._parts, self.journal, self._continuity, told)
         self._loop = Loop(*about)
+        self._loop.stop_after = place.stop_after
         self._round_loop = RoundLoop(*about)
         seed_streams(key_of(self.seed, "weights"))
 
@@ -315,7 +318,7 @@ class Run:
         loader = dataset if isinstance(dataset, EvaluationLoader) else EvaluationLoader(dataset, batch, self.world)
         loader = self._parts.strategy.share_evaluation(loader)
         precision = Precision(self.options.precision, self.world.device)  # a lane's own may be entered already
-        with pulse.during(Phase.EVALUATING):
+        with pulse.during(Phase.EVALUATING), self._loop.stopwatch.aside("evaluating"):
             results = evaluate(model, loader, metrics, self.world, seed=self.seed, precision=precision)
         self._parts.strategy.settle()
         return results

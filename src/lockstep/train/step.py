@@ -22,6 +22,7 @@ from lockstep.supervision.pulse import Phase
 from lockstep.train.nonfinite import Investigator, LaneGradients, Replay
 from lockstep.train.parts import Models
 from lockstep.train.precision import Precision
+from lockstep.train.stopwatch import Stopwatch
 from lockstep.train.update import Updater
 from lockstep.world.randomness import derived, seed_streams, undisturbed_streams
 
@@ -38,6 +39,7 @@ class StepContext(NamedTuple):
     precision: Precision
     updater: Updater
     investigator: Investigator
+    stopwatch: Stopwatch
     parameters: Callable[[Models | None], list[Parameter]]
     buffers: Sequence[Slot]
 
@@ -150,10 +152,12 @@ class Step:
             )
         parameters = [parameter for each in passes for parameter in each.parameters]
         _require_gradients(optimizers, parameters)
+        self._context.stopwatch.lap("compute")
         pulse.enter(Phase.EXCHANGING)
         # A skipped update puts buffers back, and a pass that is finished later would write them once more.
         for each in self._passes if self._context.updater.may_skip else passes:
             each.finish()
+        self._context.stopwatch.lap("exchange")
         pulse.enter(Phase.UPDATING)
         self._passes = [each for each in self._passes if each not in passes]
         self._last_pass = passes[-1]
@@ -164,6 +168,7 @@ class Step:
             lambda: [loss_sum for each in passes for loss_sum in each.lane_pass.loss_sums()],
             optimizers,
         )
+        self._context.stopwatch.lap("update")
         self.norm = update.norm
         self.was_skipped = not update.is_made
         self.is_updated |= update.is_made

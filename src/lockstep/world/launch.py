@@ -34,6 +34,8 @@ def launch(
             try:
                 exit_code = start(LaunchPlan(nproc=nproc), _this_script())
             except LockstepError as error:
+                if is_interactive():
+                    raise
                 exit_code = complain(error)
         if exit_code != 0:
             sys.exit(exit_code)
@@ -45,11 +47,16 @@ def launch(
             sys.argv = environment.without_local_rank(sys.argv)
             main(world)
     except LockstepError as error:
-        if environment.agent_pid() is not None:
-            raise  # its agent tells, once for all ranks
+        if environment.agent_pid() is not None or is_interactive():
+            raise  # its agent tells, once for all ranks; a notebook tells by itself
         sys.exit(complain(error))
     if environment.spawned_by_launch():
         sys.exit(0)
+
+
+def is_interactive() -> bool:
+    """At a prompt or in a notebook, ending the process would end the user's work: the error is raised instead."""
+    return hasattr(sys, "ps1")
 
 
 def _this_script() -> list[str]:
@@ -61,7 +68,7 @@ def _this_script() -> list[str]:
     script = getattr(module, "__file__", None)
     if script is None:
         raise UserError(
-            "launch(main, nproc=…) starts copies of a script file, and there is none here (a notebook or a prompt?): "
-            "save it as a script, or leave nproc away"
+            "launch(main, nproc=…) starts copies of a script, and a notebook or a prompt is none: put main into a file "
+            "and start that, `!lockstep run -n 2 FILE.py`, or leave nproc away and train in this process"
         )
     return [str(Path(script).resolve()), *sys.argv[1:]]

@@ -14,7 +14,7 @@ from torch.distributed import DistNetworkError
 from lockstep.config import environment
 from lockstep.config.environment import Placement
 from lockstep.errors import WorldError
-from lockstep.launcher.store import await_keys, hold_store, loopback_interface, reach_store
+from lockstep.launcher.store import await_keys, hold_store, interface_towards, reach_store
 from lockstep.supervision import pulse
 from lockstep.supervision.pulse import Phase
 from lockstep.world.device import choose_backend, choose_device, devices_are_shared, warn_if_pointless
@@ -52,7 +52,7 @@ def setup_distributed(
     if backend == "nccl" and chosen_device.type != "cuda":
         raise WorldError(f"backend='nccl' carries CUDA tensors only, and the device is {chosen_device.type}: use gloo")
 
-    environment.settle(placement, loopback_interface())
+    environment.settle(placement, interface_towards(placement.master_addr))
     if chosen_device.type == "cuda":
         torch.cuda.set_device(chosen_device)
     with pulse.during(Phase.JOINING):
@@ -131,14 +131,19 @@ def _world_joined_before(placement: Placement, device: torch.device, timeout_s: 
 
 def _join(placement: Placement, backend: str, timeout_s: float, bound_device: torch.device | None) -> None:
     timeout = timedelta(seconds=timeout_s)
+    store = _meet(placement, timeout)
     dist.init_process_group(
         backend,
-        store=_meet(placement, timeout),
+        store=store,
         rank=placement.rank,
         world_size=placement.world_size,
         timeout=timeout,
         device_id=bound_device,  # else NCCL guesses a device at the first barrier
     )
+    # One that goes on and ends at once, over a mistake in its data say, would cut off those that still connect to it,
+    # and torch would tell of that at length.
+    with suppress(DistNetworkError):  # rank 0 held the store and has ended: it had seen everyone connected
+        _await_everyone(store, "connected", placement, time.monotonic() + timeout_s)
 
 
 def _meet(placement: Placement, timeout: timedelta) -> Store:
@@ -155,7 +160,7 @@ def _meet(placement: Placement, timeout: timedelta) -> Store:
             # addresses its predecessor left there.
             joins = store.add(f"lockstep/{placement.attempt}/joins/{placement.rank}", 1)
             fresh = PrefixStore(f"lockstep/{placement.attempt}/{joins}", store)
-            _await_everyone(fresh, placement, deadline)
+            _await_everyone(fresh, "arrived", placement, deadline)
             return fresh
         except DistNetworkError:
             # Whoever leaves a job and joins again faster than rank 0, which holds the store, finds the old one, which
@@ -164,11 +169,11 @@ def _meet(placement: Placement, timeout: timedelta) -> Store:
                 raise
 
 
-def _await_everyone(store: Store, placement: Placement, deadline: float) -> None:
-    """Wait until every rank has arrived, so that a missing one is named instead of a bare timeout later."""
-    arrivals = [f"arrived/{rank}" for rank in range(placement.world_size)]
-    store.set(arrivals[placement.rank], "1")
-    missing = await_keys(store, arrivals, deadline)
+def _await_everyone(store: Store, stage: str, placement: Placement, deadline: float) -> None:
+    """Wait until every rank has come so far, so that a missing one is named instead of a bare timeout later."""
+    reached = [f"{stage}/{rank}" for rank in range(placement.world_size)]
+    store.set(reached[placement.rank], "1")
+    missing = await_keys(store, reached, deadline)
     if missing:
         raise WorldError(
             f"rank {placement.rank} waited in vain for rank{'s' * (len(missing) > 1)} "

@@ -62,6 +62,7 @@ FREE = {
     "bucket_mb": 1.0,
     "lanes_per_rank": [1, 7],
     "ddp_backend": "gloo",
+    "nccl_debug": "WARN",
     "parallel": {"shard": 2},
     "fsdp": {"wrap": ["Block"], "min_parameters": 100.0, "cpu_offload": True, "reshard_after_forward": False},
     "tensor_plan": {"*.query": "column"},

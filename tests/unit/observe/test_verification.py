@@ -8,13 +8,22 @@ from lockstep.commands.trial_settings import check_settings
 from lockstep.config.schema import BatchConfig, Config
 from lockstep.errors import UserError
 from lockstep.events.trace import Difference
-from lockstep.observe.verification import (
+from lockstep.observe.verification.checklist import Check
+from lockstep.observe.verification.trials import (
     Failure,
-    Finding,
-    Verdict,
-    _difference_at_the_end,
-    trials,
+    Trial,
+    first_trial,
+    repeated_trial,
+    resumed_trials,
+    second_trial,
 )
+from lockstep.observe.verification.verdict import Finding, Verdict
+from lockstep.observe.verification.verifier import difference_at_the_end
+
+
+def trials(processes: int, steps: int) -> list[Trial]:
+    return [first_trial(), second_trial(processes), *resumed_trials(processes, steps)]
+
 
 ONE, MANY, MANY_THEN_ONE, ONE_THEN_MANY = trials(processes=2, steps=8)
 
@@ -70,6 +79,26 @@ def test_one_process_that_does_not_repeat_itself() -> None:
     assert "Two runs on one process" not in later.lines()[1], "from step 5 on there were two processes"
 
 
+def test_a_script_that_does_not_repeat_itself_on_one_process() -> None:
+    parted = Finding(MANY, "abc", Difference(1, "start", "w", 1), size="by up to 1", cause="No seed.")
+    again = Finding(repeated_trial(), "abc", Difference(1, "start", "w", 1))
+    assert Verdict((Finding(ONE, "abc"), parted, again)).lines() == [
+        "different: 2 processes: first at step 1, in the weights before it: w, by up to 1",
+        "No seed. Two runs on one process differ as well.",
+    ]
+    assert Verdict((Finding(ONE, "abc"), parted, Finding(repeated_trial(), "abc"))).lines()[1] == "No seed."
+
+
+def test_the_checklist_comes_last_and_a_broken_promise_is_a_failure() -> None:
+    checks = (Check("a", True, "seen"), Check("b", False, "not so"), Check("c", None, "no folder"))
+    found = Verdict((Finding(ONE, "abc"), Finding(MANY, "abc")), checks, ("it was short",))
+    assert found.lines()[1:] == ["it was short", "[x] a: seen", "[!] b: not so", "[ ] c: not checked: no folder"]
+    assert found.exit_code == 0, "who prints is not a matter of bits"
+    assert [check["holds"] for check in found.as_json()["checklist"]] == [True, False, None]
+    broken = Check("it loads", False, "it does not", is_promise=True)
+    assert Verdict(found.findings, (broken,)).exit_code == 3
+
+
 @pytest.mark.parametrize("name", ["many_then_one", "one_then_many"])
 def test_only_after_the_resume(name: str) -> None:
     assert "not in the checkpoint" in (verdict(**{name: Difference(5, "loss", "loss", 1)}).cause or "")
@@ -89,11 +118,11 @@ def test_a_run_that_failed_is_shown_with_its_own_words_and_exit_code() -> None:
 
 def test_ends_that_differ_although_no_step_does() -> None:
     end = {"step": 8, "digest": "a"}
-    assert _difference_at_the_end(end, dict(end)) is None
-    state = _difference_at_the_end(end, end | {"digest": "b"})
+    assert difference_at_the_end(end, dict(end)) is None
+    state = difference_at_the_end(end, end | {"digest": "b"})
     assert state == (8, "end", "the state", 1)
     assert "after the last step: the state" in verdict(many=state).lines()[0]
-    fewer = _difference_at_the_end(end, {"step": 6, "digest": "b"})
+    fewer = difference_at_the_end(end, {"step": 6, "digest": "b"})
     assert fewer == (6, "end", "8 steps and 6", 1)
 
 

@@ -134,6 +134,20 @@ def test_an_error_of_many_lines_is_quoted_by_its_first() -> None:
     assert lines[-1] == "its victims: rank 1 (then raised KeyError: a)"
 
 
+@pytest.mark.parametrize("phase", [Phase.JOINING, Phase.SCRIPT])
+@pytest.mark.parametrize("report", [None, LOST])
+def test_ranks_that_had_not_come_as_far_do_not_make_it_one_ranks_own(phase: Phase, report: Report | None) -> None:
+    refused = RankEnd(0, 1, raised("UserError: data.path=x: no such file", deliberate=True))
+    late = Reading(7, 7, 0, phase, 0.0, None, False, False, {}, [])
+    assert told([refused, RankEnd(1, None, report, late)], 2) == "data.path=x: no such file"
+    for other in (late._replace(step=3), late._replace(phase=Phase.COMPUTING)):
+        assert told([refused, RankEnd(1, None, report, other)], 2) == "rank 0: data.path=x: no such file"
+
+
+def test_a_deliberate_error_without_a_word_is_named() -> None:
+    assert told([RankEnd(0, 1, raised("UserError: ", deliberate=True))], 1) == "UserError"
+
+
 def test_a_deliberate_error_of_many_lines_is_said_line_by_line() -> None:
     end = RankEnd(0, 1, raised("UserError: refused\n  optim.lr: 1 → 2", deliberate=True))
     assert explain([end], Scene(1)).messages == ["refused", "  optim.lr: 1 → 2"]

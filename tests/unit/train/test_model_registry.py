@@ -1,13 +1,14 @@
 """Models by name."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from torch import nn
 
-from lockstep import get_model, register_model
 from lockstep.errors import UserError
 from lockstep.train import model_registry
+from lockstep.train.model_registry import get_model, register_model
 
 
 @pytest.fixture(autouse=True)
@@ -38,10 +39,33 @@ def test_a_name_is_taken_once() -> None:
 
 
 def test_an_unknown_name_brings_the_nearest_or_all() -> None:
-    with pytest.raises(UserError, match="no model is registered as 'vae'; registered: none"):
+    with pytest.raises(UserError, match="no model is registered as 'vae'; known: none"):
         get_model("vae")
     register_model("resnet50")(nn.Identity)
     with pytest.raises(UserError, match="did you mean resnet50"):
         get_model("resnet5")
-    with pytest.raises(UserError, match="registered: resnet50"):
+    with pytest.raises(UserError, match="known: resnet50"):
         get_model("unet")
+
+
+def test_a_notebooks_cell_may_be_run_again() -> None:
+    def cell() -> type[nn.Module]:
+        @register_model("net")
+        class Net(nn.Module):
+            pass
+
+        return Net
+
+    cell()
+    latest = cell()
+    assert get_model("net") is latest
+
+
+def test_what_has_no_name_of_its_own_can_be_registered() -> None:
+    register_model("eight")(partial(nn.Linear, 8))
+    assert get_model("eight")(3).in_features == 8
+    with pytest.raises(UserError, match=r"the name eight is taken by functools.partial\(.*Linear"):
+        register_model("eight")(nn.Identity)
+    register_model("small")(lambda: nn.Linear(1, 1))
+    with pytest.raises(UserError, match=r"the name small is taken by <function .*lambda"):
+        register_model("small")(lambda: nn.Linear(2, 2))

@@ -5,8 +5,7 @@ from math import log
 from typing import Annotated, Any
 
 import torch.nn.functional as F
-from pydantic import Field, ValidationInfo, field_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 from torch import Tensor, nn
 
 from lockstep.config.fields import Count, Frozen, Positive, Whole
@@ -14,6 +13,7 @@ from lockstep.config.schema import Config
 from lockstep.recipes.gpt.sampling import write
 from lockstep.recipes.gpt.text import cut, read_text
 from lockstep.recipes.gpt.transformer import NUM_BYTES, Gpt
+from lockstep.recipes.heads import Heads
 from lockstep.train.recipe import Splits
 from lockstep.train.run import Run
 from lockstep.world.randomness import stream
@@ -22,18 +22,8 @@ from lockstep.world.randomness import stream
 class GptModel(Frozen):
     width: Count = 128
     depth: Count = 2  # blocks
-    heads: Count = 4
+    heads: Heads = 4
     dropout: Annotated[float, Field(ge=0, lt=1, strict=True, allow_inf_nan=False)] = 0.0
-
-    @field_validator("heads")
-    @classmethod
-    def _shares_the_width(cls, value: int, info: ValidationInfo) -> int:
-        width = info.data.get("width", value)
-        if width % value:
-            raise PydanticCustomError(
-                "heads", "{heads} heads cannot share width={width} evenly", {"heads": value, "width": width}
-            )
-        return value
 
 
 class GptData(Frozen):

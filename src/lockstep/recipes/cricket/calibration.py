@@ -1,0 +1,103 @@
+"""Calibration: do balls that are given a chance of 30 % come off 30 times in a hundred?"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lockstep.metrics.average import ratio
+from lockstep.metrics.keepers import Merged
+from lockstep.recipes.cricket.match import NUM_OUTCOMES, OUTCOMES
+
+NUM_BINS = 40  # of equal width, from 0 to 1
+
+_LEAST_BALLS = 100  # of a point in the picture
+_RESOLUTION = 80  # dots per inch
+
+
+@dataclass(frozen=True, eq=False)
+class Reliability:
+    """For each outcome and each bin of chances: how many balls, the sum of their chances, how often it came."""
+
+    chances: Tensor  # (balls, outcomes)
+    outcomes: Tensor  # (balls)
+
+    def value(self, device: torch.device) -> Tensor:
+        chances = self.chances.to(device, torch.float64)
+        bins = (chances * NUM_BINS).long().clamp_(0, NUM_BINS - 1)
+        cells = (bins + NUM_BINS * torch.arange(NUM_OUTCOMES, device=device)).reshape(-1)
+        came = torch.nn.functional.one_hot(self.outcomes.to(device), NUM_OUTCOMES).double()
+        columns = [torch.ones_like(chances), chances, came]
+        empty = torch.zeros(NUM_OUTCOMES * NUM_BINS, dtype=torch.float64, device=device)
+        sums = [empty.scatter_add(0, cells, column.reshape(-1)) for column in columns]
+        return torch.stack(sums, dim=1).reshape(NUM_OUTCOMES, NUM_BINS, 3)
+
+    def keeper(self) -> Merged:
+        return Merged()
+
+    def result(self, kept: Tensor) -> Any:
+        return kept
+
+
+class CalibrationError(Reliability):
+    """How far chances and frequencies are apart: over the bins weighted by their balls, then the outcomes' mean."""
+
+    def result(self, kept: Tensor) -> float:
+        counts, chances, came = kept.unbind(2)
+        return float(((chances - came).abs().sum(1) / counts.sum(1)).mean())
+
+
+@dataclass(frozen=True, eq=False)
+class LossByOutcome:
+    """The mean loss of the balls of each outcome, in the order of `OUTCOMES`; no number where there are none."""
+
+    losses: Tensor  # (balls)
+    outcomes: Tensor  # (balls)
+
+    def value(self, device: torch.device) -> Tensor:
+        came = torch.nn.functional.one_hot(self.outcomes.to(device), NUM_OUTCOMES).double()
+        return torch.stack([self.losses.to(device, torch.float64) @ came, came.sum(0)])
+
+    def keeper(self) -> Merged:
+        return Merged()
+
+    def result(self, kept: Tensor) -> list[float]:
+        return [ratio(*pair) for pair in kept.T.tolist()]
+
+
+def picture(curves: Sequence[tuple[str, Sequence[Any]]]) -> Tensor:
+    """Reliability diagrams, one an outcome, with a curve for each (name, reliability): bytes, height × width × 3."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context({"font.size": 8}):
+        figure = Figure(figsize=(11, 5.4), dpi=_RESOLUTION, layout="constrained")
+        canvas = FigureCanvasAgg(figure)
+        axes = figure.subplots(2, 4).ravel()
+        for outcome, place in zip(range(NUM_OUTCOMES), axes, strict=False):
+            for name, cells in curves:
+                _draw(place, name, np.asarray(cells)[outcome])
+            place.set_title(OUTCOMES[outcome])
+            place.set(xlabel="chance given", ylabel="share that came")
+        axes[-1].axis("off")
+        axes[-1].legend(*axes[0].get_legend_handles_labels(), loc="center", frameon=False)
+        buffer = BytesIO()
+        canvas.print_rgba(buffer)  # type: ignore[no-untyped-call]
+        width, height = canvas.get_width_height()
+    pixels = np.frombuffer(buffer.getvalue(), np.uint8).reshape(height, width, 4)
+    return torch.from_numpy(pixels[:, :, :3].copy())
+
+
+def _draw(place: Any, name: str, cells: NDArray[np.float64]) -> None:
+    shown = cells[cells[:, 0] >= min(_LEAST_BALLS, cells[:, 0].max())]
+    chances, shares = shown[:, 1] / shown[:, 0], shown[:, 2] / shown[:, 0]
+    place.plot(chances, shares, marker="o", markersize=3, linewidth=1, label=name)
+    place.axline((0, 0), slope=1, color="grey", linewidth=0.5)
+    limit = max(place.get_xlim()[1], place.get_ylim()[1], float(chances.max()), float(shares.max()))
+    place.set(xlim=(0, limit), ylim=(0, limit))

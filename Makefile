@@ -32,7 +32,7 @@ demo: $(INSTALLED) ## train the digits recipe on two processes and on one, and c
 	@echo "  $(BIN)/lockstep run -n 2 YOUR_SCRIPT.py                          your own script on two processes"
 	@echo "  $(BIN)/lockstep --help"
 
-test: $(INSTALLED) ## the test suite (a quarter of an hour on two cores)
+test: $(INSTALLED) ## the test suite (some twenty minutes on two cores)
 	@$(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist worksteal
 
 test-slow: $(INSTALLED) ## the long tier

@@ -1,30 +1,16 @@
-"""The one file that reads and writes the process environment.
-
-Launchers speak through variables: torchrun and `lockstep run` (RANK, WORLD_SIZE, LOCAL_RANK …), Slurm (SLURM_PROCID …),
-people (the same names, set by hand), and `torch.distributed.launch` (an argument, `--local-rank`). Here their many
-dialects become one value, `Placement`; everything else in lockstep sees only that.
-"""
+"""The one file that reads and writes the process environment: a job's variables, lockstep's own, and the user's."""
 
 import os
-import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from ipaddress import ip_address
 from pathlib import Path
-from typing import Literal
 
-from lockstep.errors import WorldError
-
-Launcher = Literal["none", "lockstep", "torchrun", "slurm", "hand-set"]
-Role = Literal["agent", "worker", "single"]
-
-LOOPBACK = "127.0.0.1"
-DEFAULT_PORT = 29500
+from lockstep.config import placement
+from lockstep.config.placement import AGENT_PID, Node, Placement, Role, read_number
 
 # Set by our agent for its workers.
-AGENT_PID = "LOCKSTEP_AGENT_PID"
 SUPERVISION_FOLDER = "LOCKSTEP_SUPERVISION"
 SPAWNED_BY_LAUNCH = "LOCKSTEP_SPAWNED_BY_LAUNCH"
 RESTARTED_AFTER = "LOCKSTEP_RESTARTED_AFTER"
@@ -39,41 +25,20 @@ MEMORY_FOLDER = "LOCKSTEP_MEMORY"
 
 # Those that say how processes find each other, talk and compute.
 _JOB_NAMES = frozenset(
-    "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT OMP_NUM_THREADS MKL_NUM_THREADS "  # noqa: SIM905
-    "CUDA_VISIBLE_DEVICES CUBLAS_WORKSPACE_CONFIG".split()
+    {
+        "CUBLAS_WORKSPACE_CONFIG",
+        "CUDA_VISIBLE_DEVICES",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "MKL_NUM_THREADS",
+        "OMP_NUM_THREADS",
+        "RANK",
+        "WORLD_SIZE",
+    }
 )
 _JOB_PREFIXES = ("NCCL_", "GLOO_")
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Where this process stands among the processes of a job, as its launcher said."""
-
-    rank: int = 0
-    local_rank: int = 0
-    world_size: int = 1
-    local_world_size: int = 1
-    node: int = 0
-    num_nodes: int = 1
-    master_addr: str = LOOPBACK
-    master_port: int = DEFAULT_PORT
-    launcher: Launcher = "none"
-    store_is_hosted: bool = False  # an agent holds the store at master_addr:master_port; else rank 0 must
-    attempt: int = 0
-
-    @property
-    def one_machine(self) -> bool:
-        return is_loopback(self.master_addr)
-
-
-@dataclass(frozen=True)
-class Node:
-    """Which machine of a job an agent runs on, and where the machines meet."""
-
-    index: int = 0
-    count: int = 1
-    master_addr: str = LOOPBACK
-    master_port: int = DEFAULT_PORT
 
 
 @dataclass(frozen=True)
@@ -85,60 +50,24 @@ class Observation:
     steps: int = 0  # after which a script ends
 
 
-def role(nproc_given: bool, environ: Mapping[str, str] = os.environ) -> Role:
-    """Agent, worker or neither: `-n` makes an agent unless a launcher already numbered this process."""
-    if nproc_given and "LOCAL_RANK" not in environ:
-        return "agent"
-    return "worker" if "RANK" in environ or _is_slurm_worker(environ) else "single"
+def role(nproc_given: bool) -> Role:
+    """Agent, worker or neither, as the variables have it."""
+    return placement.role(nproc_given, os.environ)
 
 
-def read_placement(environ: Mapping[str, str] = os.environ, argv: Sequence[str] | None = None) -> Placement:
+def read_placement() -> Placement:
     """This process's place, from whichever launcher's variables are set; a world of one if none are."""
-    if "RANK" in environ:
-        return _from_rank_variables(environ, sys.argv if argv is None else argv)
-    if _is_slurm_worker(environ):
-        return _from_slurm(environ)
-    if _number(environ, "WORLD_SIZE", default=1) > 1:
-        raise WorldError(f"WORLD_SIZE={environ['WORLD_SIZE']} but RANK is not set: set both, or neither")
-    return Placement()
+    return placement.read_placement(os.environ, sys.argv)
 
 
-def placement_of(rank: int, world_size: int, environ: Mapping[str, str] = os.environ) -> Placement:
-    """The place a caller names; `rank=-1, world_size=1` means alone. The address is the environment's, or loopback."""
-    if (rank, world_size) in ((-1, 1), (0, 1)):
-        return Placement()
-    _check_rank(rank, world_size, "rank", "world_size")
-    master_addr = environ.get("MASTER_ADDR", LOOPBACK)
-    one_machine = is_loopback(master_addr)
-    return Placement(
-        rank=rank,
-        local_rank=_number(environ, "LOCAL_RANK", default=rank),
-        world_size=world_size,
-        local_world_size=_number(environ, "LOCAL_WORLD_SIZE", default=world_size if one_machine else 1),
-        master_addr=master_addr,
-        master_port=_number(environ, "MASTER_PORT", default=DEFAULT_PORT),
-        launcher="hand-set",
-    )
+def placement_of(rank: int, world_size: int) -> Placement:
+    """The place a caller names; the address is the environment's, or loopback."""
+    return placement.placement_of(rank, world_size, os.environ)
 
 
-def read_node(nproc: int, environ: Mapping[str, str] = os.environ) -> Node:
-    """An agent's machine: a hand-set RANK is the first rank of this machine (0, 4, … with WORLD_SIZE=8), Slurm's
-    step numbers its nodes, and with neither there is one machine."""
-    if "RANK" in environ:
-        first_rank = _number(environ, "RANK")
-        world_size = _required_number(environ, "WORLD_SIZE", f"RANK={first_rank} names this machine's first rank")
-        _check_rank(first_rank, world_size, "RANK", "WORLD_SIZE")
-        if world_size % nproc or first_rank % nproc:
-            raise WorldError(
-                f"RANK={first_rank} and WORLD_SIZE={world_size} are not multiples of -n {nproc}: "
-                "on machines of unequal size give --nnodes and --node-rank instead"
-            )
-        if world_size == nproc:
-            return Node()
-        return Node(first_rank // nproc, world_size // nproc, *_meeting_point(environ))
-    if _step_nodes(environ) > 1:
-        return Node(_number(environ, "SLURM_NODEID"), _step_nodes(environ), *_slurm_meeting_point(environ))
-    return Node()
+def read_node(nproc: int) -> Node:
+    """The machine of an agent that starts so many processes."""
+    return placement.read_node(nproc, os.environ)
 
 
 def variable(name: str) -> str | None:
@@ -148,7 +77,7 @@ def variable(name: str) -> str | None:
 
 def threads_per_process(default: int = 1) -> int:
     """OMP_NUM_THREADS where the user set it; otherwise a constant, never cores divided by processes."""
-    return _number(os.environ, "OMP_NUM_THREADS", default=default)
+    return read_number(os.environ, "OMP_NUM_THREADS", default=default)
 
 
 def agent_pid() -> int | None:
@@ -168,7 +97,7 @@ def observation() -> Observation | None:
     folder, runs = os.environ.get(OBSERVED), os.environ.get(OBSERVED_RUNS)
     if not folder:
         return None
-    return Observation(Path(folder), Path(runs) if runs else None, _number(os.environ, OBSERVED_STEPS, default=0))
+    return Observation(Path(folder), Path(runs) if runs else None, read_number(os.environ, OBSERVED_STEPS, default=0))
 
 
 def observing(observation: Observation) -> dict[str, str]:
@@ -190,7 +119,7 @@ def memory_folder() -> Path | None:
 
 def may_be_restarted() -> bool:
     """Does the agent that started this process, ours or torchrun's, start it again if one of the ranks dies?"""
-    return _number(os.environ, "TORCHELASTIC_MAX_RESTARTS", default=0) > 0
+    return read_number(os.environ, "TORCHELASTIC_MAX_RESTARTS", default=0) > 0
 
 
 def spawned_by_launch() -> bool:
@@ -204,11 +133,11 @@ def pin_to(interface: str | None, *, one_machine: bool) -> dict[str, str]:
     return {name: interface for name in names if interface is not None and name not in os.environ}
 
 
-def settle(placement: Placement, interface: str | None) -> None:
+def settle(place: Placement, interface: str | None) -> None:
     """Make the meeting point visible to code that reads it itself, and keep the job on the interface it is met over."""
-    os.environ["MASTER_ADDR"] = placement.master_addr
-    os.environ["MASTER_PORT"] = str(placement.master_port)
-    os.environ.update(pin_to(interface, one_machine=placement.one_machine))
+    os.environ["MASTER_ADDR"] = place.master_addr
+    os.environ["MASTER_PORT"] = str(place.master_port)
+    os.environ.update(pin_to(interface, one_machine=place.one_machine))
 
 
 @contextmanager
@@ -252,158 +181,3 @@ def replace(variables: Mapping[str, str]) -> None:
     """Take over another process's variables, and drop all others."""
     os.environ.clear()
     os.environ.update(variables)
-
-
-def is_loopback(address: str) -> bool:
-    if address == "localhost":
-        return True
-    try:
-        return ip_address(address).is_loopback
-    except ValueError:
-        return False
-
-
-def without_local_rank(argv: Sequence[str]) -> list[str]:
-    """Arguments as the user wrote them: `torch.distributed.launch` puts `--local-rank=K` in front."""
-    return [argument for argument in argv if not _LOCAL_RANK_ARGUMENT.fullmatch(argument)]
-
-
-_LOCAL_RANK_ARGUMENT = re.compile(r"--local[-_]rank=(\d+)")
-
-
-def _from_rank_variables(environ: Mapping[str, str], argv: Sequence[str]) -> Placement:
-    rank = _number(environ, "RANK")
-    world_size = _required_number(environ, "WORLD_SIZE", f"RANK={rank}")
-    _check_rank(rank, world_size, "RANK", "WORLD_SIZE")
-    alone = world_size == 1 and "MASTER_ADDR" not in environ
-    master_addr, master_port = (LOOPBACK, DEFAULT_PORT) if alone else _meeting_point(environ)
-    one_machine = is_loopback(master_addr)
-    local_rank = _local_rank(environ, argv, rank if one_machine else None)
-    local_world_size = _number(environ, "LOCAL_WORLD_SIZE", default=world_size if one_machine else local_rank + 1)
-    if local_rank >= local_world_size:
-        raise WorldError(f"LOCAL_RANK={local_rank} but LOCAL_WORLD_SIZE={local_world_size}: local ranks start at 0")
-    if AGENT_PID in environ:
-        launcher: Launcher = "lockstep"
-    else:
-        launcher = "torchrun" if "TORCHELASTIC_RUN_ID" in environ else "hand-set"
-    return Placement(
-        rank=rank,
-        local_rank=local_rank,
-        world_size=world_size,
-        local_world_size=local_world_size,
-        node=_number(environ, "GROUP_RANK", default=rank // local_world_size),
-        num_nodes=_number(environ, "GROUP_WORLD_SIZE", default=-(-world_size // local_world_size)),
-        master_addr=master_addr,
-        master_port=master_port,
-        launcher=launcher,
-        store_is_hosted=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-        attempt=_number(environ, "TORCHELASTIC_RESTART_COUNT", default=0),
-    )
-
-
-def _local_rank(environ: Mapping[str, str], argv: Sequence[str], default: int | None) -> int:
-    if "LOCAL_RANK" in environ:
-        return _number(environ, "LOCAL_RANK")
-    for argument in argv:
-        if match := _LOCAL_RANK_ARGUMENT.fullmatch(argument):
-            return int(match[1])
-    if default is None:
-        raise WorldError(
-            f"LOCAL_RANK is not set and MASTER_ADDR={environ['MASTER_ADDR']} is not this machine's loopback: "
-            "set LOCAL_RANK to this process's number on its machine, or launch with -n"
-        )
-    return default
-
-
-def _meeting_point(environ: Mapping[str, str]) -> tuple[str, int]:
-    if not environ.get("MASTER_ADDR"):
-        raise WorldError(
-            "MASTER_ADDR is not set: every process needs the address of rank 0's machine "
-            f"(MASTER_ADDR={LOOPBACK} on one machine)"
-        )
-    port = _required_number(environ, "MASTER_PORT", f"MASTER_ADDR={environ['MASTER_ADDR']}")
-    if not 0 < port < 65536:
-        raise WorldError(f"MASTER_PORT={port} is not a port: expected 1 to 65535")
-    return environ["MASTER_ADDR"], port
-
-
-def _is_slurm_worker(environ: Mapping[str, str]) -> bool:
-    # One task per node is an agent's place, not a worker's; a batch script itself runs outside any step.
-    return "SLURM_PROCID" in environ and _number(environ, "SLURM_STEP_NUM_TASKS", default=1) > _step_nodes(environ)
-
-
-def _step_nodes(environ: Mapping[str, str]) -> int:
-    return _number(environ, "SLURM_STEP_NUM_NODES", default=1)
-
-
-def _from_slurm(environ: Mapping[str, str]) -> Placement:
-    rank = _number(environ, "SLURM_PROCID")
-    world_size = _number(environ, "SLURM_STEP_NUM_TASKS")
-    _check_rank(rank, world_size, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
-    num_nodes = _step_nodes(environ)
-    node = _number(environ, "SLURM_NODEID", default=0)
-    master_addr, master_port = _slurm_meeting_point(environ)
-    return Placement(
-        rank=rank,
-        local_rank=_required_number(environ, "SLURM_LOCALID", f"SLURM_PROCID={rank}"),
-        world_size=world_size,
-        local_world_size=_tasks_on_node(environ.get("SLURM_STEP_TASKS_PER_NODE", str(world_size)), node),
-        node=node,
-        num_nodes=num_nodes,
-        master_addr=master_addr,
-        master_port=master_port,
-        launcher="slurm",
-    )
-
-
-def _slurm_meeting_point(environ: Mapping[str, str]) -> tuple[str, int]:
-    # Every task derives the same port from the job; two jobs on one node get different ones.
-    port = 20000 + _number(environ, "SLURM_JOB_ID", default=0) % 20000
-    address = environ.get("MASTER_ADDR")
-    if not address:
-        nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
-        address = LOOPBACK if _step_nodes(environ) == 1 else _first_host(nodes)
-    return address, _number(environ, "MASTER_PORT", default=port)
-
-
-def _first_host(nodelist: str) -> str:
-    """The first name of Slurm's compact list: `n[03-07,9],login1` → `n03`."""
-    match = re.match(r"([^,\[\]]+)(?:\[(\w+))?", nodelist)
-    if match is None:
-        raise WorldError(f"SLURM_STEP_NODELIST={nodelist!r} names no host: set MASTER_ADDR")
-    return match[1] + (match[2] or "")
-
-
-def _tasks_on_node(counts: str, node: int) -> int:
-    """Slurm's `2(x3),1` means 2, 2, 2, 1 tasks on nodes 0 to 3."""
-    expanded: list[int] = []
-    for count, repeat in re.findall(r"(\d+)(?:\(x(\d+)\))?", counts):
-        expanded += [int(count)] * min(int(repeat or 1), node + 1)
-    if node >= len(expanded):
-        raise WorldError(f"SLURM_STEP_TASKS_PER_NODE={counts} says nothing about node {node}")
-    return expanded[node]
-
-
-def _check_rank(rank: int, world_size: int, rank_name: str, size_name: str) -> None:
-    if world_size < 1:
-        raise WorldError(f"{size_name}={world_size}: expected at least 1")
-    if not 0 <= rank < world_size:
-        raise WorldError(f"{rank_name}={rank} but {size_name}={world_size}: ranks go from 0 to {world_size - 1}")
-
-
-def _required_number(environ: Mapping[str, str], name: str, because: str) -> int:
-    if not environ.get(name):
-        raise WorldError(f"{name} is not set, though {because}: set both, or neither")
-    return _number(environ, name)
-
-
-def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
-    text = environ.get(name)
-    if text is None or text == "":
-        if default is None:
-            raise WorldError(f"{name} is not set: expected a whole number")
-        return default
-    try:
-        return int(text)
-    except ValueError:
-        raise WorldError(f"{name}={text[:40]!r}: expected a whole number") from None

@@ -25,7 +25,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from lockstep.config import environment
-from lockstep.config.environment import Node, is_loopback
+from lockstep.config.placement import AGENT_PID, Node, is_loopback
 from lockstep.errors import EXIT_STOPPED
 from lockstep.launcher.agent_folder import agent_folder, clear
 from lockstep.launcher.attempt import Attempt
@@ -306,7 +306,7 @@ def _rendezvous(node: Node, endpoint: str | None) -> RendezvousHandler:
 
 def _for_workers(node: Node, folder: Path) -> dict[str, str]:
     variables = {
-        environment.AGENT_PID: str(os.getpid()),
+        AGENT_PID: str(os.getpid()),
         environment.SUPERVISION_FOLDER: str(folder),
         # A constant, never cores / processes: the number of threads changes the bits of a sum.
         "OMP_NUM_THREADS": str(environment.threads_per_process()),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from lockstep.config import environment
-from lockstep.config.environment import Node
+from lockstep.config.placement import DEFAULT_PORT, LOOPBACK, Node
 from lockstep.errors import UserError
 
 OnHang = Literal["restart", "stop", "report"]
@@ -77,6 +77,6 @@ def node_of(plan: LaunchPlan, nproc: int) -> Node:
     return Node(
         plan.node_rank or 0,
         plan.nnodes,
-        plan.master_addr or host or environment.LOOPBACK,
-        plan.master_port or environment.DEFAULT_PORT,
+        plan.master_addr or host or LOOPBACK,
+        plan.master_port or DEFAULT_PORT,
     )

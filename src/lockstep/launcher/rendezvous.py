@@ -8,7 +8,7 @@ from torch._C._distributed_c10d import Store, TCPStore  # torch.distributed re-e
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
-from lockstep.config.environment import Node
+from lockstep.config.placement import Node
 from lockstep.errors import WorldError
 from lockstep.launcher.store import await_keys, hold_store, reach_store
 

@@ -11,7 +11,7 @@ from datetime import timedelta
 
 from torch._C._distributed_c10d import Store, TCPStore  # torch.distributed re-exports these untyped
 
-from lockstep.config.environment import is_loopback
+from lockstep.config.placement import is_loopback
 from lockstep.errors import WorldError
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from lockstep.config import environment
-from lockstep.config.environment import LOOPBACK
+from lockstep.config.placement import LOOPBACK
 from lockstep.testing.call import CallInProgress
 from lockstep.testing.failures import PortTaken
 from lockstep.testing.messages import Call

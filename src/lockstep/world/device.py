@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from lockstep.config.environment import Placement
+from lockstep.config.placement import Placement
 from lockstep.errors import WorldError
 
 

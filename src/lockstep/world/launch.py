@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 
 from lockstep.config import environment
+from lockstep.config.placement import without_local_rank
 from lockstep.errors import LockstepError, UserError, complain
 from lockstep.launcher.plan import LaunchPlan
 from lockstep.launcher.start import start
@@ -44,7 +45,7 @@ def launch(
     try:
         with leaving_at_the_end():
             world = setup_distributed(backend=backend, timeout_s=timeout_s, device=device)
-            sys.argv = environment.without_local_rank(sys.argv)
+            sys.argv = without_local_rank(sys.argv)
             main(world)
     except LockstepError as error:
         if environment.agent_pid() is not None or is_interactive():

@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import PrefixStore, Store  # torch.distributed r
 from torch.distributed import DistNetworkError
 
 from lockstep.config import environment
-from lockstep.config.environment import Placement
+from lockstep.config.placement import Placement
 from lockstep.errors import WorldError
 from lockstep.launcher.store import await_keys, hold_store, interface_towards, reach_store
 from lockstep.supervision import pulse

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from lockstep.config.environment import Launcher
+from lockstep.config.placement import Launcher
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.config.environment import Node, is_loopback
+from lockstep.config.placement import Node, is_loopback
 from lockstep.errors import UserError
 from lockstep.launcher.plan import LaunchPlan, Supervision, node_of
 from lockstep.launcher.start import start

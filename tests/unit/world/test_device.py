@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lockstep.config.environment import Placement
+from lockstep.config.placement import Placement
 from lockstep.errors import WorldError
 from lockstep.world.device import choose_backend, choose_device, warn_if_pointless
 

@@ -1,0 +1,197 @@
+"""Every launcher's dialect becomes one placement; what is missing or contradictory is one clear line."""
+
+import pytest
+
+from lockstep.config.placement import (
+    Node,
+    Placement,
+    is_loopback,
+    placement_of,
+    read_node,
+    read_placement,
+    role,
+    without_local_rank,
+)
+from lockstep.errors import WorldError
+
+MEETING = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29501"}
+TORCHRUN = {
+    **MEETING,
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "GROUP_RANK": "1",
+    "GROUP_WORLD_SIZE": "2",
+    "TORCHELASTIC_RUN_ID": "none",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+}
+SLURM = {
+    "SLURM_PROCID": "5",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "2",
+    "SLURM_STEP_NUM_TASKS": "6",
+    "SLURM_STEP_NUM_NODES": "3",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x3)",
+    "SLURM_STEP_NODELIST": "gpu[07-09]",
+    "SLURM_JOB_ID": "20041",
+}
+
+
+def placed(environ: dict[str, str], *argv: str) -> Placement:
+    return read_placement(environ, ["script.py", *argv])
+
+
+def test_nothing_set_is_a_world_of_one() -> None:
+    assert placed({}) == Placement()
+    assert placed({"WORLD_SIZE": "1"}) == Placement()
+    assert placed({"RANK": "0", "WORLD_SIZE": "1"}) == Placement(launcher="hand-set")
+
+
+def test_torchrun() -> None:
+    assert placed(TORCHRUN) == Placement(
+        rank=3,
+        local_rank=1,
+        world_size=4,
+        local_world_size=2,
+        node=1,
+        num_nodes=2,
+        master_addr="127.0.0.1",
+        master_port=29501,
+        launcher="torchrun",
+        store_is_hosted=True,
+        attempt=2,
+    )
+
+
+def test_our_agent_is_told_from_torchrun() -> None:
+    assert placed(TORCHRUN | {"LOCKSTEP_AGENT_PID": "7"}).launcher == "lockstep"
+
+
+def test_hand_set_on_one_machine_needs_no_local_rank() -> None:
+    place = placed({**MEETING, "RANK": "2", "WORLD_SIZE": "4"})
+    assert (place.local_rank, place.local_world_size, place.num_nodes) == (2, 4, 1)
+    assert place.launcher == "hand-set"
+    assert not place.store_is_hosted
+
+
+@pytest.mark.parametrize("argument", ["--local-rank=1", "--local_rank=1"])
+def test_the_older_launchers_local_rank_argument(argument: str) -> None:
+    environ = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "RANK": "3", "WORLD_SIZE": "4"}
+    assert placed(environ, argument, "--epochs", "3").local_rank == 1
+    assert without_local_rank(["s.py", argument, "--epochs", "3"]) == ["s.py", "--epochs", "3"]
+
+
+def test_slurm_step() -> None:
+    place = placed(SLURM)
+    assert (place.rank, place.local_rank, place.world_size, place.local_world_size) == (5, 1, 6, 2)
+    assert (place.node, place.num_nodes, place.launcher) == (2, 3, "slurm")
+    assert (place.master_addr, place.master_port) == ("gpu07", 20041)
+
+
+def test_slurm_on_one_node_stays_on_loopback() -> None:
+    one_node = SLURM | {"SLURM_STEP_NUM_NODES": "1", "SLURM_NODEID": "0", "SLURM_STEP_TASKS_PER_NODE": "6"}
+    assert placed(one_node).one_machine
+
+
+def test_slurm_meeting_point_can_be_set() -> None:
+    place = placed(SLURM | {"MASTER_ADDR": "10.1.1.1", "MASTER_PORT": "4000"})
+    assert (place.master_addr, place.master_port) == ("10.1.1.1", 4000)
+
+
+@pytest.mark.parametrize(
+    ("counts", "node", "expected"), [("2(x3)", "0", 2), ("4,1", "1", 1), ("2(x2),1", "2", 1), ("3", "0", 3)]
+)
+def test_slurm_tasks_per_node(counts: str, node: str, expected: int) -> None:
+    environ = SLURM | {"SLURM_STEP_TASKS_PER_NODE": counts, "SLURM_NODEID": node}
+    assert placed(environ).local_world_size == expected
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "first"), [("gpu[07-09]", "gpu07"), ("n1,n2", "n1"), ("a3", "a3"), ("n[1,4-6],x", "n1")]
+)
+def test_slurm_first_host(nodelist: str, first: str) -> None:
+    assert placed(SLURM | {"SLURM_STEP_NODELIST": nodelist}).master_addr == first
+
+
+def test_a_slurm_batch_script_is_not_a_worker() -> None:
+    batch = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_NNODES": "2", "SLURM_JOB_ID": "9"}
+    assert placed(batch) == Placement()
+    assert role(False, batch) == "single"
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({**MEETING, "RANK": "4", "WORLD_SIZE": "4"}, ["RANK=4", "WORLD_SIZE=4", "0 to 3"]),
+        ({**MEETING, "RANK": "-1", "WORLD_SIZE": "4"}, ["RANK=-1"]),
+        ({**MEETING, "RANK": "0"}, ["WORLD_SIZE is not set", "RANK=0"]),
+        ({**MEETING, "WORLD_SIZE": "4"}, ["WORLD_SIZE=4", "RANK is not set"]),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "1"}, ["MASTER_ADDR is not set"]),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}, ["MASTER_PORT is not set"]),
+        ({**MEETING, "RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "70000"}, ["MASTER_PORT=70000", "65535"]),
+        ({**MEETING, "RANK": "zero", "WORLD_SIZE": "2"}, ["RANK='zero'", "whole number"]),
+        ({**MEETING, "RANK": "0", "WORLD_SIZE": "0"}, ["WORLD_SIZE=0"]),
+        ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1"}, ["LOCAL_RANK is not set"]),
+        (TORCHRUN | {"LOCAL_RANK": "2"}, ["LOCAL_RANK=2", "LOCAL_WORLD_SIZE=2"]),
+        (SLURM | {"SLURM_PROCID": "6"}, ["SLURM_PROCID=6", "SLURM_STEP_NUM_TASKS=6"]),
+    ],
+)
+def test_missing_or_contradictory_variables(environ: dict[str, str], words: list[str]) -> None:
+    with pytest.raises(WorldError) as caught:
+        placed(environ)
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+def test_explicit_rank_and_size_honour_or_set_the_address() -> None:
+    assert placement_of(1, 2, {}).master_addr == "127.0.0.1"
+    assert placement_of(1, 2, {}).master_port == 29500
+    honoured = placement_of(1, 2, {"MASTER_ADDR": "10.0.0.9", "MASTER_PORT": "77"})
+    assert (honoured.master_addr, honoured.master_port) == ("10.0.0.9", 77)
+    assert placement_of(-1, 1, {}) == Placement()
+    with pytest.raises(WorldError, match="rank=2 but world_size=2"):
+        placement_of(2, 2, {})
+
+
+@pytest.mark.parametrize(
+    ("nproc_given", "environ", "expected"),
+    [
+        (True, {}, "agent"),
+        (True, {"RANK": "4", "WORLD_SIZE": "8"}, "agent"),  # a hand-set RANK is this machine's first rank
+        (True, TORCHRUN, "worker"),
+        (False, TORCHRUN, "worker"),
+        (False, {"RANK": "0", "WORLD_SIZE": "2"}, "worker"),
+        (False, SLURM, "worker"),
+        (True, SLURM, "agent"),
+        (False, {}, "single"),
+    ],
+)
+def test_agent_or_worker(nproc_given: bool, environ: dict[str, str], expected: str) -> None:
+    assert role(nproc_given, environ) == expected
+
+
+def test_a_hand_set_rank_is_the_first_rank_of_an_agents_machine() -> None:
+    environ = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "8"}
+    assert read_node(4, environ | {"RANK": "0"}) == Node(0, 2, "10.0.0.1", 29500)
+    assert read_node(4, environ | {"RANK": "4"}) == Node(1, 2, "10.0.0.1", 29500)
+    assert read_node(8, environ | {"RANK": "0"}) == Node()
+    with pytest.raises(WorldError, match="not multiples of -n 3"):
+        read_node(3, environ | {"RANK": "4"})
+
+
+def test_slurm_numbers_an_agents_machine() -> None:
+    one_task_per_node = SLURM | {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "3"}
+    assert role(True, one_task_per_node) == "agent"
+    assert read_node(2, one_task_per_node) == Node(2, 3, "gpu07", 20041)
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [("127.0.0.1", True), ("127.8.8.8", True), ("localhost", True), ("::1", True), ("10.0.0.1", False), ("n1", False)],
+)
+def test_loopback(address: str, expected: bool) -> None:
+    assert is_loopback(address) is expected

@@ -45,7 +45,9 @@ def main(world):
     is_due = world.rank == order.get("rank") and world.attempt in order.get("attempts", range(1000))
     for step in run.steps(train, steps={STEPS}, save_every=order.get("save_every", 5)):
         step.accumulate(loss, model)
-        pathlib.Path(f"rank-{{world.rank}}.step").write_text(f"{{step.number}} {{os.getpid()}} {{world.size}}")
+        told = pathlib.Path(f"rank-{{world.rank}}.new")
+        told.write_text(f"{{step.number}} {{os.getpid()}} {{world.size}}")
+        told.rename(told.with_suffix(".step"))  # whole at any moment: the number in it is sent signals
         if is_due and step.number == order["step"]:
             if order["act"] == "kill": os.kill(os.getpid(), signal.SIGKILL)
             if order["act"] == "raise": raise ValueError("planted" + order.get("varies", "") * world.attempt)
@@ -152,17 +154,15 @@ def test_where_restarts_do_not_help_fewer_processes_go_on(tmp_path: Path, undist
     assert digest(tmp_path) == undisturbed
 
 
-def pid_of(folder: Path, rank: int) -> int | None:
-    try:
-        return int((folder / f"rank-{rank}.step").read_text().split()[1])
-    except (FileNotFoundError, IndexError, ValueError):
-        return None
+def pid_of(folder: Path, rank: int) -> int:
+    return int((folder / f"rank-{rank}.step").read_text().split()[1])
 
 
 def step_of(folder: Path, rank: int = 0) -> int:
+    """0: it has not come to one yet."""
     try:
         return int((folder / f"rank-{rank}.step").read_text().split()[0])
-    except (FileNotFoundError, IndexError, ValueError):
+    except FileNotFoundError:
         return 0
 
 
@@ -187,8 +187,8 @@ def test_a_stop_request_is_a_save_and_the_next_start_goes_on(
 
 def test_a_rank_that_is_asked_alone_speaks_for_all(tmp_path: Path) -> None:
     with started(train(tmp_path, 2, "--max-restarts", "3", save_every=1000, pause_s=0.05), tmp_path) as agent:
-        wait_for(lambda: step_of(tmp_path) >= 3, 30, "a few steps")
-        os.kill(pid_of(tmp_path, 1) or 0, signal.SIGTERM)
+        wait_for(lambda: step_of(tmp_path, 1) >= 3, 30, "a few steps")
+        os.kill(pid_of(tmp_path, 1), signal.SIGTERM)
         _, err = agent.communicate(timeout=20)
         assert agent.returncode == 75, err
     assert "restarting" not in err
@@ -216,7 +216,7 @@ def test_a_signal_to_every_process_of_the_job_is_one_request(tmp_path: Path, und
 def test_the_second_interrupt_is_immediate(tmp_path: Path) -> None:
     with started(train(tmp_path, 2, pause_s=60), tmp_path) as agent:
         wait_for(lambda: step_of(tmp_path, 0) == 1 and step_of(tmp_path, 1) == 1, 30, "in the first step")
-        ranks = [pid_of(tmp_path, rank) or 0 for rank in range(2)]
+        ranks = [pid_of(tmp_path, rank) for rank in range(2)]
         agent.send_signal(signal.SIGINT)
         assert agent.stderr is not None
         assert "once more to kill them at once" in agent.stderr.readline()

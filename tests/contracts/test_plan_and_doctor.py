@@ -55,6 +55,10 @@ def test_a_config_is_tried_predicted_and_scored_and_a_run_is_planned_from(tmp_pa
     assert advice == "Worth it up to 4 processes, the most that were asked about."
     refused = run([*LOCKSTEP, "plan", "here", "-n", "8"], tmp_path)
     assert (refused.code, refused.err) == (2, "lockstep: -n 8: the run has lanes=4, and so at most 4 processes\n")
+    for option in ("--try", "--measure", "--steps"):
+        refused = run([*LOCKSTEP, "plan", "here", option, "4"], tmp_path)
+        words = "lockstep: here is a run: settings, --try, --measure and --steps go with a config\n"
+        assert (refused.code, refused.err) == (2, words)
 
 
 @pytest.mark.slow

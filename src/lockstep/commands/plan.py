@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _MAX_LOG_CHARS = 4000
 _MAX_PROCESSES = 65536
+_TRIED = "1,2"
+_STEPS = 40
 
 
 def plan(
@@ -30,12 +32,15 @@ def plan(
         typer.Option("-n", "--nproc-per-node", metavar="N,N…", help="Processes to predict; default: 1, 2, 4 …"),
     ] = None,
     tried: Annotated[
-        str, typer.Option("--try", metavar="N,N…", help="Processes that the config is tried with.")
-    ] = "1,2",
+        str | None,
+        typer.Option("--try", metavar="N,N…", help=f"Processes that the config is tried with; default: {_TRIED}."),
+    ] = None,
     measure: Annotated[
         str | None, typer.Option("--measure", metavar="N,N…", help="Try these too, and score the predictions.")
     ] = None,
-    steps: Annotated[int, typer.Option("--steps", metavar="S", min=4, help="Steps of each trial.")] = 40,
+    steps: Annotated[
+        int | None, typer.Option("--steps", metavar="S", min=4, help=f"Steps of each trial; default: {_STEPS}.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the predictions alone, as JSON.")] = False,
 ) -> None:
     """Predict the speed-up on more processes from a run, or from short trials of a config.
@@ -52,16 +57,16 @@ def plan(
     folder = RunFolder(Path(source))
     asked = [] if nproc is None else _numbers("-n", nproc)
     if folder.facts.is_file():
-        if overrides or measure:
-            raise UserError(f"{source} is a run: settings and --measure go with a config")
+        if overrides or tried or measure or steps:
+            raise UserError(f"{source} is a run: settings, --try, --measure and --steps go with a config")
         num_lanes = _lanes_of(folder)
         if asked and asked[-1] > num_lanes:
             raise UserError(f"-n {asked[-1]}: the run has lanes={num_lanes}, and so at most {num_lanes} processes")
         _tell(num_lanes, [_measured(folder)], [], asked, as_json=as_json)
     else:
-        wanted, scores = _numbers("--try", tried), [] if measure is None else _numbers("--measure", measure)
+        wanted, scores = _numbers("--try", tried or _TRIED), [] if measure is None else _numbers("--measure", measure)
         _check(source, overrides or [], max(wanted + scores + asked))
-        num_lanes, runs, scored = _try_out(source, overrides or [], wanted, scores, steps, quiet=as_json)
+        num_lanes, runs, scored = _try_out(source, overrides or [], wanted, scores, steps or _STEPS, quiet=as_json)
         _tell(num_lanes, runs, scored, asked, as_json=as_json)
 
 

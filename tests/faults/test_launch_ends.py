@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 
@@ -186,8 +187,8 @@ def test_a_rank_that_misses_the_interrupt_is_stopped_all_the_same(tmp_path: Path
 
 @pytest.mark.slow
 def test_a_script_that_saves_itself_on_an_interrupt_has_the_grace_period_for_it(tmp_path: Path) -> None:
-    wait = "try:\n    time.sleep(120)\nexcept KeyboardInterrupt:\n    time.sleep(6)\n    pathlib.Path('saved').touch()"
-    saves = SLEEPER.replace("time.sleep(120)", wait)
+    sleeper = indent(SLEEPER, "    ")  # whole: the request may come as soon as the process id can be read
+    saves = f"try:{sleeper}except KeyboardInterrupt:\n    time.sleep(6)\n    pathlib.Path('saved').touch()"
     with started([*LOCKSTEP, "run", "-n", "1", script(tmp_path, saves)], tmp_path) as agent:
         wait_for(lambda: len(pids(tmp_path)) == 1, 30, "the rank started")
         agent.send_signal(signal.SIGINT)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep import __version__
-from lockstep.commands import ckpt
+from lockstep.commands import ckpt, submit
 from lockstep.commands.batch import batch
 from lockstep.commands.chaos import chaos
 from lockstep.commands.doctor import doctor
@@ -45,6 +45,7 @@ app = typer.Typer(
 )
 
 app.add_typer(ckpt.app)
+app.add_typer(submit.app)
 app.command()(chaos)
 app.command()(batch)
 app.command()(doctor)

@@ -119,7 +119,7 @@ def _plan(
             if value is not None:
                 raise UserError(f"{name} {value} needs -n: how many processes on this machine?")
         return None
-    processes, least = _numbers(nproc)
+    processes, least = read_nproc(nproc)
     supervision = Supervision(
         max_restarts=usual_restarts if max_restarts is None else max_restarts,
         min_nproc=least,
@@ -132,7 +132,7 @@ def _plan(
     return LaunchPlan(processes, nnodes, node_rank, master_addr, master_port, rdzv_endpoint, supervision)
 
 
-def _numbers(nproc: str) -> tuple[int | Literal["auto"], int | None]:
+def read_nproc(nproc: str) -> tuple[int | Literal["auto"], int | None]:
     """Of processes: as many as possible, and the fewest, if that was said."""
     if nproc == "auto":
         return "auto", None

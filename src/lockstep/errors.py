@@ -48,6 +48,12 @@ class WorldError(UserError):
     """The launcher's variables are missing or contradict each other, or the processes cannot meet."""
 
 
+class MeetingError(WorldError):
+    """A machine did not come in time. Perhaps it had to wait for room: another try may meet it."""
+
+    exit_code = EXIT_FAILED
+
+
 def complain(error: LockstepError) -> int:
     """Say a deliberate error as it is meant to be said; return the exit code that goes with it."""
     for line in _lines(error):

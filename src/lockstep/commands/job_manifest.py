@@ -10,6 +10,7 @@ from lockstep.errors import EXIT_DRIFT, EXIT_STOPPED, EXIT_USER, UserError
 
 _FAILURES_PER_POD = 3  # those that another try may heal; agents have restarted their ranks before that
 _MOST_LABEL = 63  # characters of a name in the DNS
+_SHARED_MEMORY = "/dev/shm"
 _INDEX = "JOB_COMPLETION_INDEX"  # set by Kubernetes in each pod of an indexed Job
 
 _HEAD = f"""\
@@ -36,17 +37,17 @@ class KubernetesOptions:
         if not re.fullmatch(r"[\w][\w./:@-]*", self.image, re.ASCII):
             raise UserError(f"--image {self.image[:60]!r}: expected an image's name, as in registry/name:tag")
         if self.folder is not None and not self.folder.startswith("/"):
-            raise UserError(f"--workdir {self.folder[:60]}: expected a whole path, from / on")
+            raise UserError(f"--workdir {self.folder[:60]!r}: expected a whole path, from / on")
         paths = [volume.path for volume in self.volumes]
         for path in paths:
-            if paths.count(path) > 1:
-                raise UserError(f"--volume: {path} is given twice")
+            if path == _SHARED_MEMORY or paths.count(path) > 1:
+                raise UserError(f"--volume …:{path}: that folder is given twice ({_SHARED_MEMORY} is always there)")
 
 
 def read_volume(text: str) -> Volume:
     claim, _, path = text.partition(":")
     if not re.fullmatch(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", claim) or not re.fullmatch(r"/[^:\0]+", path):
-        raise UserError(f"--volume {text[:60]}: expected a claim and where it is to be, as in runs:/workspace/runs")
+        raise UserError(f"--volume {text[:60]!r}: expected a claim and where it is to be, as in runs:/workspace/runs")
     return Volume(claim, path)
 
 
@@ -55,7 +56,7 @@ def check_label(name: str, num_pods: int) -> None:
     most = _MOST_LABEL - len(f"-{num_pods - 1}")
     if not re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", name) or len(name) > most:
         raise UserError(
-            f"--name {name[:80]}: expected a letter, then small letters, digits and dashes, {most} in all at most"
+            f"--name {name[:80]!r}: expected a letter, then small letters, digits and dashes, {most} in all at most"
         )
 
 
@@ -114,7 +115,7 @@ def _ended_with(action: str, *codes: int) -> dict[str, Any]:
 
 def _pod(job: JobRequest, options: KubernetesOptions) -> dict[str, Any]:
     volumes: list[dict[str, Any]] = [{"name": "memory", "emptyDir": {"medium": "Memory"}}]
-    mounts = [{"name": "memory", "mountPath": "/dev/shm"}]  # ranks and data workers share tensors there
+    mounts = [{"name": "memory", "mountPath": _SHARED_MEMORY}]  # ranks and data workers share tensors there
     for number, volume in enumerate(options.volumes):
         volumes.append({"name": f"volume-{number}", "persistentVolumeClaim": {"claimName": volume.claim}})
         mounts.append({"name": f"volume-{number}", "mountPath": volume.path})

@@ -55,14 +55,14 @@ def read_machines(count: int, nproc: str | None, gpus: int | None, cpus: int | N
     if most == "auto":
         raise UserError("-n auto: a scheduler must be told how many; leave -n away for one per GPU")
     if most < 1 or (least is not None and not 1 <= least <= most):
-        raise UserError(f"-n {processes}: expected at least 1, or the fewest and the most, as in 2:4")
+        raise UserError(f"-n {processes[:60]!r}: expected at least 1, or the fewest and the most, as in 2:4")
     return Machines(count, processes, count * most, cpus or most, gpus, None if memory is None else read_memory(memory))
 
 
 def read_memory(text: str) -> Memory:
     found = re.fullmatch(r"([1-9]\d{0,8})([MGT])(?:i?B)?", text)
     if found is None:
-        raise UserError(f"--memory {text[:60]}: expected a size with its unit, M, G or T, as in 64G")
+        raise UserError(f"--memory {text[:60]!r}: expected a size with its unit, M, G or T, as in 64G")
     return Memory(int(found[1]), found[2])
 
 
@@ -80,7 +80,7 @@ def read_time(text: str) -> int:
     total = ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
     if total == 0:
         raise UserError(
-            f"--time {text[:60]}: expected hours:minutes:seconds, as in 24:00:00, or days-hours, as in 2-12"
+            f"--time {text[:60]!r}: expected hours:minutes:seconds, as in 24:00:00, or days-hours, as in 2-12"
         )
     return total
 

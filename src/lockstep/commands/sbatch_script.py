@@ -28,7 +28,7 @@ class SlurmOptions:
 def check_word(option: str, value: str) -> None:
     """sbatch has quotes of its own; words of these characters need none."""
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.,:@+-]*", value):
-        raise UserError(f"{option} {value[:60]}: expected letters, digits and _.,:@+-")
+        raise UserError(f"{option} {value[:60]!r}: expected letters, digits and _.,:@+-")
 
 
 def name_for(text: str) -> str:

@@ -26,14 +26,14 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from lockstep.config import environment
 from lockstep.config.placement import AGENT_PID, Node, is_loopback
-from lockstep.errors import EXIT_STOPPED
+from lockstep.errors import EXIT_FAILED, EXIT_STOPPED
 from lockstep.launcher.agent_folder import agent_folder, clear
 from lockstep.launcher.attempt import Attempt
 from lockstep.launcher.plan import Supervision
 from lockstep.launcher.processes import Processes, StartFailed
 from lockstep.launcher.rendezvous import FreshStoreRendezvous
 from lockstep.launcher.restarts import Decision, Restarts
-from lockstep.launcher.store import interface_towards
+from lockstep.launcher.store import await_name, interface_towards
 from lockstep.supervision.failure import (
     Scene,
     Verdict,
@@ -48,6 +48,7 @@ from lockstep.supervision.watch import Watch
 _POLL_INTERVAL_S = 0.1
 _ONE_REQUEST_S = 0.2  # `timeout`, a scheduler or a wrapper may send the same signal twice
 _LAST_WORDS_S = 5.0  # of the grace period
+_KNOWN_WITHIN_S = 60.0  # machine 0, by its name
 
 _STOP_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT") if hasattr(signal, name)]
 
@@ -63,6 +64,8 @@ def run_agent(
     processes: Processes, nproc: int, node: Node, supervision: Supervision, *, rdzv_endpoint: str | None = None
 ) -> int:
     """Run the processes' target on `nproc` of them until all are done or no restart helps; return the exit code."""
+    if node.count > 1:
+        await_name(node.master_addr, _KNOWN_WITHIN_S)
     with agent_folder() as folder:
         spec = WorkerSpec(
             role="default",
@@ -80,7 +83,7 @@ def run_agent(
                 agent.say(agent.stop_words or f"stopped on request ({stop.sigval.name})")
                 return EXIT_STOPPED
     if result is None or result.is_failed():
-        return agent.verdict.exit_code if agent.verdict else EXIT_STOPPED
+        return agent.verdict.exit_code if agent.verdict else EXIT_FAILED  # another machine has ended the job
     return 0
 
 

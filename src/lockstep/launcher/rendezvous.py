@@ -9,7 +9,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
 from lockstep.config.placement import Node
-from lockstep.errors import WorldError
+from lockstep.errors import MeetingError, WorldError
 from lockstep.launcher.store import await_keys, hold_store, reach_store
 
 _MEETING_TIMEOUT = timedelta(minutes=10)
@@ -22,7 +22,8 @@ class FreshStoreRendezvous(RendezvousHandler):
 
     A store that is reused after a restart hands out the addresses of dead processes. So machine 0 holds a new one each
     round, on a port of its own; where there are other machines it tells them through a second store, at the address
-    and port they were given, that lives as long as the job. On one machine everything listens on loopback.
+    and port they were given, that lives as long as the job. On one machine everything listens on loopback. An agent
+    that takes the place of one that was lost comes to the round after the last that the other was in.
     """
 
     def __init__(self, node: Node) -> None:
@@ -39,8 +40,7 @@ class FreshStoreRendezvous(RendezvousHandler):
             self._round_store = hold_store(address, 0, _MEETING_TIMEOUT)
             self._meet(str(self._round_store.port))
         else:
-            port = int(self._meet("here")[0])
-            self._round_store = reach_store(address, port, _MEETING_TIMEOUT, f"machine {index}")
+            self._round_store = self._reach(int(self._meet("here")[0]))
         return RendezvousInfo(self._round_store, index, count, RendezvousStoreInfo(address, self._round_store.port))
 
     def _meet(self, word: str) -> list[str]:
@@ -49,12 +49,10 @@ class FreshStoreRendezvous(RendezvousHandler):
             return [word]
         address, port, index = self._node.master_addr, self._node.master_port, self._node.index
         if self._meeting is None:
-            self._meeting = (
-                hold_store(address, port, _MEETING_TIMEOUT)
-                if index == 0
-                else reach_store(address, port, _MEETING_TIMEOUT, f"machine {index}")
-            )
-        keys = [f"round/{self._round}/machine/{other}" for other in range(self._node.count)]
+            self._meeting = hold_store(address, port, _MEETING_TIMEOUT) if index == 0 else self._reach(port)
+            while self._meeting.check([self._key(index)]):
+                self._round += 1
+        keys = [self._key(other) for other in range(self._node.count)]
         try:
             self._meeting.set(keys[index], word)
             self._await_machines(self._meeting, keys)
@@ -64,13 +62,22 @@ class FreshStoreRendezvous(RendezvousHandler):
                 raise
             raise RendezvousGracefulExitError("machine 0 has ended the job, or cannot be reached any more") from error
 
+    def _key(self, machine: int) -> str:
+        return f"round/{self._round}/machine/{machine}"
+
+    def _reach(self, port: int) -> TCPStore:
+        try:
+            return reach_store(self._node.master_addr, port, _MEETING_TIMEOUT, f"machine {self._node.index}")
+        except WorldError as error:
+            raise MeetingError(str(error)) from None
+
     def _await_machines(self, meeting: Store, keys: list[str]) -> None:
         deadline = time.monotonic() + _MEETING_TIMEOUT.total_seconds()
         while missing := await_keys(meeting, keys, min(deadline, time.monotonic() + _LOOK_EVERY_S)):
             if meeting.check([_ENDED]):
                 raise RendezvousGracefulExitError(meeting.get(_ENDED).decode())
             if time.monotonic() > deadline:
-                raise WorldError(
+                raise MeetingError(
                     f"machine {self._node.index} waited in vain for machine {', '.join(map(str, missing))} of "
                     f"{self._node.count} at {self._node.master_addr}:{self._node.master_port}: not started, or cannot "
                     "connect"

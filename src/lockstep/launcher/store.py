@@ -14,6 +14,8 @@ from torch._C._distributed_c10d import Store, TCPStore  # torch.distributed re-e
 from lockstep.config.placement import is_loopback
 from lockstep.errors import WorldError
 
+_ASK_FOR_NAME_EVERY_S = 0.5
+
 
 def hold_store(address: str, port: int, timeout: timedelta) -> TCPStore:
     """Host a store; `port=0` takes a free one, which the returned store names."""
@@ -60,6 +62,23 @@ def _pauses() -> Iterator[float]:
     while True:
         yield pause_s
         pause_s = min(2 * pause_s, 0.1)
+
+
+def await_name(address: str, timeout_s: float) -> None:
+    """Return once a host is known by its name, or after a while: a cluster may learn the name only when it is up."""
+    if _is_known(address):
+        return
+    print(f"lockstep: {address} is not a known host yet: waiting for that, {timeout_s:g} s at most", file=sys.stderr)
+    deadline = time.monotonic() + timeout_s
+    while not _is_known(address) and time.monotonic() < deadline:  # then who needs it will say so
+        time.sleep(_ASK_FOR_NAME_EVERY_S)
+
+
+def _is_known(address: str) -> bool:
+    try:
+        return bool(socket.getaddrinfo(address, None))
+    except socket.gaierror:
+        return False
 
 
 def _await_listener(address: str, port: int, timeout_s: float) -> None:

@@ -1,0 +1,16 @@
+"""Pods as Kubernetes would start them, for machines that have none."""
+
+import re
+from typing import Any
+
+
+def as_kubernetes_starts_it(container: dict[str, Any], index: int) -> list[str]:
+    """The words of a container's command in the pod of that index: $(NAME) is replaced where there is such a variable,
+    and two dollars are one."""
+
+    def expanded(found: re.Match[str]) -> str:
+        if found[0] == "$$":
+            return "$"
+        return str(index) if found[1] == "JOB_COMPLETION_INDEX" else found[0]
+
+    return [re.sub(r"\$\$|\$\(([^)]*)\)", expanded, word) for word in container["command"]]

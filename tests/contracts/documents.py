@@ -95,6 +95,11 @@ def fault_of(command: str) -> str | None:
         if name not in known.commands:
             return None if is_synopsis and name.isupper() else f"there is no command {name}"
         known = known.commands[name]
+    if "--" in words and known.name in ("slurm", "kubernetes"):  # another command follows
+        inner = words.index("--")
+        if fault := fault_of(shlex.join(["lockstep", *words[inner + 1 :]])):
+            return fault
+        words = words[:inner]
     options = {option for parameter in known.params for option in [*parameter.opts, *parameter.secondary_opts]}
     for word in _before_the_script(words) if known.name in ("run", "verify") else words:
         option = word.strip("[]").split("=")[0]

@@ -60,6 +60,18 @@ def test_report_and_watch_say_what_they_do() -> None:
         assert part in text
 
 
+def test_submit_says_what_it_does() -> None:
+    text = help_of("submit")
+    for part in ("slurm", "kubernetes"):
+        assert part in text
+    text = help_of("submit", "slurm")
+    for part in ("--nodes", "-n", "--gpus", "--time", "--stop-before", "--setup", "| sbatch", "-- train mine.yaml"):
+        assert part in text
+    text = help_of("submit", "kubernetes")
+    for part in ("--image", "--nodes", "--volume", "kubectl apply", "-- train mine.yaml"):
+        assert part in text
+
+
 def test_version() -> None:
     finished = subprocess.run(
         [sys.executable, "-m", "lockstep", "--version"], capture_output=True, text=True, check=True

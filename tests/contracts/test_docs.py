@@ -91,6 +91,9 @@ def test_a_command_that_there_is_not_is_seen() -> None:
     assert "--nodes" in str(fault_of("lockstep train digits --nodes 2"))
     assert fault_of("lockstep ckpt diff runs/one") is not None
     assert fault_of("lockstep train digits -n") is not None
+    assert fault_of("lockstep submit slurm --nodes 2 -- train digits --quick | sbatch") is None
+    assert "--nodes" in str(fault_of("lockstep submit slurm -- train digits --nodes 2"))
+    assert "--node-count" in str(fault_of("lockstep submit slurm --node-count 2 -- train digits"))
 
 
 def test_complete_scripts_and_configs_run(tmp_path: Path) -> None:

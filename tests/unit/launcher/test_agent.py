@@ -8,7 +8,11 @@ from collections.abc import Iterator
 import pytest
 from torch.distributed.elastic.multiprocessing import SignalException
 
+from lockstep.config.placement import Node
+from lockstep.errors import EXIT_FAILED
 from lockstep.launcher import agent
+from lockstep.launcher.plan import Supervision
+from lockstep.launcher.processes import Processes
 
 
 @pytest.fixture
@@ -48,3 +52,17 @@ def test_words_that_nobody_reads_stop_nothing(monkeypatch: pytest.MonkeyPatch) -
     """Ctrl-C ends `lockstep … 2>&1 | tee log` and its tee at once."""
     monkeypatch.setattr("sys.stderr", Gone())
     agent._Agent.say(object.__new__(agent._Agent), "stopping 2 ranks")
+
+
+def test_a_job_that_another_machine_has_ended_has_failed_here_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not: was stopped, and is to be started again."""
+
+    class EndedElsewhere:
+        verdict = None
+
+        def run(self) -> None:
+            """As torch's agent returns from a rendezvous that was called off."""
+
+    monkeypatch.setattr(agent, "_Agent", lambda *_: EndedElsewhere())
+    processes = Processes(["train.py"], is_warm=False)
+    assert agent.run_agent(processes, 1, Node(), Supervision()) == EXIT_FAILED

@@ -1,9 +1,10 @@
-"""Over which interface the processes of a job talk. How machines find it: tests/recipes/test_two_machines.py."""
+"""Over which interface the processes of a job talk; a name that is waited for. More: recipes/test_two_machines.py."""
 
 import pytest
 
 from lockstep.config.environment import pin_to
-from lockstep.launcher.store import interface_towards
+from lockstep.launcher import store
+from lockstep.launcher.store import await_name, interface_towards
 
 
 @pytest.fixture(autouse=True)
@@ -29,3 +30,23 @@ def test_between_machines_only_gloo_needs_to_be_told() -> None:
 def test_the_users_choice_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
     assert pin_to("eth0", one_machine=False) == {}
+
+
+def test_a_name_that_is_not_known_yet_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = iter([False, False, True])
+    monkeypatch.setattr(store, "_is_known", lambda _: next(answers))
+    monkeypatch.setattr(store, "_ASK_FOR_NAME_EVERY_S", 0.0)
+    await_name("mine-0.mine", timeout_s=20)
+    assert not list(answers)
+    assert capsys.readouterr().err == (
+        "lockstep: mine-0.mine is not a known host yet: waiting for that, 20 s at most\n"
+    )
+
+
+def test_a_name_that_stays_unknown_is_not_waited_for_for_ever(capsys: pytest.CaptureFixture[str]) -> None:
+    await_name("no.such.name.invalid", timeout_s=0)
+    assert "no.such.name.invalid is not a known host yet" in capsys.readouterr().err
+    await_name("127.0.0.1", timeout_s=0)
+    assert not capsys.readouterr().err

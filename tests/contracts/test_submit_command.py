@@ -1,0 +1,255 @@
+"""`lockstep submit`: what it writes runs, with a Slurm and pods that are stood in for; mistakes are told now."""
+
+import json
+import re
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from lockstep.cli import app
+from lockstep.errors import UserError
+from tests.commands import LOCKSTEP, Finished, clean_environment, free_port, run, started
+from tests.pods import as_kubernetes_starts_it
+
+# It asks its own agent to stop in the middle, once: as a scheduler would.
+SCRIPT = """
+import os, pathlib, signal, sys
+import torch, lockstep
+
+def loss(model, batch):
+    x, y = batch
+    return torch.nn.functional.cross_entropy(model(x), y, reduction="sum"), len(y)
+
+def main(world):
+    run = lockstep.Run(sys.argv[1], world, seed=7)
+    model = run.prepare(torch.nn.Linear(8, 3))
+    optimizer = run.optimizer(model, lambda params: torch.optim.AdamW(params, lr=3e-3))
+    g = torch.Generator().manual_seed(0)
+    data = torch.utils.data.TensorDataset(torch.randn(320, 8, generator=g), torch.randint(0, 3, (320,), generator=g))
+    for step in run.steps(run.loader(data, global_batch=32, lanes=2), epochs=1, save_every=100):
+        step.accumulate(loss, model)
+        step.update(optimizer)
+        if step.number == 4 and "stop" in sys.argv and world.rank == 0:
+            os.kill(int(os.environ["LOCKSTEP_AGENT_PID"]), signal.SIGTERM)
+
+if __name__ == "__main__":
+    lockstep.launch(main)
+"""
+
+# It takes what sbatch's script gives to Slurm's, and has the variables of a step with one task on one machine.
+SRUN = """#!/bin/bash
+while [[ $1 == --* ]]; do shift; done
+export SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_STEP_NUM_TASKS=1 SLURM_STEP_NUM_NODES=1
+export SLURM_STEP_TASKS_PER_NODE=1 SLURM_STEP_NODELIST=n1 SLURM_NTASKS=1 SLURM_NNODES=1
+exec "$@"
+"""
+SCONTROL = """#!/bin/bash
+echo "$@" >> "$(dirname "$0")/asked"
+"""
+
+
+def written(*arguments: str) -> str:
+    """What it prints; its own errors are raised."""
+    result = CliRunner().invoke(app, ["submit", *arguments])
+    if isinstance(result.exception, UserError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "it's $HOME"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    (folder / "train.py").write_text(SCRIPT)
+    return folder
+
+
+class Slurm:
+    """Of one machine, made of two scripts."""
+
+    def __init__(self, folder: Path, lockstep: str) -> None:
+        self.folder = folder
+        folder.mkdir()
+        for name, text in (("srun", SRUN), ("scontrol", SCONTROL), ("lockstep", lockstep)):
+            (folder / name).write_text(text)
+            (folder / name).chmod(0o755)
+
+    def run(self, script: str, cwd: Path) -> Finished:
+        (self.folder / "job.sh").write_text(script)
+        path = f"{self.folder}:{clean_environment()['PATH']}"
+        return run(["bash", str(self.folder / "job.sh")], cwd, {"PATH": path, "SLURM_JOB_ID": "77"})
+
+    @property
+    def asked(self) -> list[str]:
+        path = self.folder / "asked"
+        return path.read_text().splitlines() if path.exists() else []
+
+
+def directives(script: str) -> dict[str, str]:
+    """Those that sbatch sees: it stops looking at the first command."""
+    head = script.split("\nset -e\n")[0]
+    return dict(re.findall(r"^#SBATCH --([a-z-]+)(?:=(\S+))?$", head, re.MULTILINE))
+
+
+def test_the_script_for_slurm() -> None:
+    words = "--nodes 2 -n 4 --gpus 4 --cpus 8 --memory 64G --time 1-12 --partition long,short --account us --name mine"
+    script = written("slurm", *words.split(), "--setup", "source my/activate", "--", "run", "train.py", "-n", "3")
+    assert script.startswith("#!/bin/bash\n")
+    assert directives(script) == {
+        "job-name": "mine",
+        "nodes": "2",
+        "ntasks-per-node": "1",
+        "cpus-per-task": "8",
+        "gpus-per-node": "4",
+        "mem": "64G",
+        "time": "1-12",
+        "partition": "long,short",
+        "account": "us",
+        "signal": "TERM@120",
+        "requeue": "",
+        "open-mode": "append",
+    }
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    assert "\nsource my/activate\n" in script
+    assert "lockstep run -n 4 --grace 105 train.py -n 3" in script, "what follows the script is the script's own"
+
+
+def test_what_is_not_given_is_not_said() -> None:
+    script = written("slurm", "run", "train.py")
+    names = {"job-name", "nodes", "ntasks-per-node", "cpus-per-task", "signal", "requeue", "open-mode"}
+    assert set(directives(script)) == names
+    assert directives(script)["job-name"] == "train"
+
+
+def test_arguments_and_folders_arrive_as_they_were_given(tmp_path: Path, here: Path) -> None:
+    nasty = [
+        "a b",
+        "it's",
+        "$HOME",
+        "$(touch pwned)",
+        "`id`",
+        ";",
+        "*",
+        "line\nbreak",
+        '"',
+        "\\",
+        "",
+        "# no",
+        "-x",
+        "ü",
+    ]
+    lockstep = f"#!{sys.executable}\nimport json, os, sys\nprint(json.dumps([os.getcwd(), sys.argv[1:]]))\n"
+    slurm = Slurm(tmp_path / "slurm", lockstep)
+    finished = slurm.run(written("slurm", "--", "run", "train.py", *nasty), tmp_path)
+    assert finished.code == 0, finished.err
+    assert json.loads(finished.out) == [str(here), ["run", "-n", "1", "--grace", "105", "train.py", *nasty]]
+    assert not list(tmp_path.rglob("pwned"))
+
+
+@pytest.mark.parametrize(("code", "asked"), [(0, []), (2, []), (3, []), (75, ["requeue 77"])])
+def test_only_what_was_stopped_is_queued_again(tmp_path: Path, here: Path, code: int, asked: list[str]) -> None:
+    slurm = Slurm(tmp_path / "slurm", f"#!/bin/bash\nexit {code}\n")
+    assert slurm.run(written("slurm", "--", "run", "train.py"), here).code == code
+    assert slurm.asked == asked
+
+
+def test_a_setup_that_fails_ends_the_job(tmp_path: Path, here: Path) -> None:
+    slurm = Slurm(tmp_path / "slurm", "#!/bin/bash\necho trained\n")
+    finished = slurm.run(written("slurm", "--setup", "cd nowhere", "--", "run", "train.py"), here)
+    assert finished.code != 0
+    assert "trained" not in finished.out
+    slurm = Slurm(tmp_path / "another", "#!/bin/bash\necho trained with $X\n")
+    assert slurm.run(written("slurm", "--setup", "export X=5", "run", "train.py"), here).out == "trained with 5\n"
+
+
+def digest_in(text: str) -> str:
+    (found,) = re.findall("digest ([0-9a-f]{64})", text)
+    return str(found)
+
+
+def test_jobs_that_really_run(tmp_path: Path, here: Path) -> None:
+    """Slurm's is stopped, queued again and goes on; Kubernetes' has two pods; both end where one process does."""
+    alone = digest_in(run([sys.executable, "train.py", "alone"], here).out)
+
+    slurm = Slurm(tmp_path / "slurm", f'#!/bin/bash\nexec {" ".join(LOCKSTEP)} "$@"\n')
+    script = written("slurm", "-n", "2", "--", "run", "train.py", "slurm", "stop")
+    stopped = slurm.run(script, here)
+    assert (stopped.code, slurm.asked) == (75, ["requeue 77"]), stopped.err
+    went_on = slurm.run(script, here)
+    assert (went_on.code, slurm.asked) == (0, ["requeue 77"]), went_on.err
+    assert "resumed slurm/checkpoints/step-" in went_on.out
+    assert digest_in(went_on.out) == alone
+
+    manifest = written("kubernetes", "--image", "me/mine:1", "--nodes", "2", "run", "train.py", "pods")
+    _, job = yaml.safe_load_all(manifest)
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    port = str(free_port())
+    with ExitStack() as stack:
+        pods = []
+        for index in range(2):
+            first, *words = as_kubernetes_starts_it(container, index)
+            assert first == "lockstep"
+            # What the cluster's DNS does, and a network of one's own.
+            words = [{"train-0.train": "127.0.0.1", "29500": port}.get(word, word) for word in words]
+            pods.append(stack.enter_context(started([*LOCKSTEP, *words], here, {"JOB_COMPLETION_INDEX": str(index)})))
+        outputs = [pod.communicate(timeout=90) for pod in pods]
+    assert [pod.returncode for pod in pods] == [0, 0], outputs
+    assert "processes 2" in outputs[0][0]
+    assert digest_in(outputs[0][0]) == alone
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("slurm", "expected the command to run, train … or run …, and got nothing"),
+        ("slurm -- verify digits", "got 'verify'"),
+        ("slurm -- run nowhere.py", "nowhere.py: no such script"),
+        ("slurm -- run -m no_such_module", "no module named no_such_module"),
+        ("slurm -- train nowhere.yaml", "nowhere.yaml"),
+        ("slurm -- train digits optim.rl=1", "optim.rl"),
+        ("slurm --nodes 8 -- train digits lanes=4", "8 processes cannot share lanes=4"),
+        ("slurm -- run -n 2 train.py", "say it before, lockstep submit … -n 2"),
+        ("slurm -- train digits --nproc_per_node 2", "say it before, lockstep submit … -n 2"),
+        ("slurm -- train digits --nnodes 2", "--nnodes 2: which machines meet where is the scheduler's to say"),
+        ("slurm -- run --master-addr n1 train.py", "--master-addr n1: which"),
+        ("slurm -- train digits --stop-after 3", "--stop-after 3 ends with code 75"),
+        ("slurm -- run --grace 500 train.py", "--grace 500: expected 0 to 105"),
+        ("slurm --time tomorrow -- run train.py", "--time 'tomorrow'"),
+        ("slurm --time 2:00 -- run train.py", "--stop-before 120: the job has 120 s in all"),
+        ("slurm --partition a$b -- run train.py", "--partition 'a$b'"),
+        ("slurm --name -x -- run train.py", "--name '-x'"),
+        ("kubernetes --image x --name My_Job -- run train.py", "--name 'My_Job'"),
+        ("kubernetes --image x --stop-before 5 -- run train.py", "--stop-before 5"),
+        ("slurm -o train.py -- run train.py", "train.py exists: choose another name, or write over it with --force"),
+        ("slurm -o no/such/folder.sh -- run train.py", "no/such/folder.sh cannot be written: No such file"),
+    ],
+)
+def test_mistakes_are_told_now(here: Path, arguments: str, words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        written(*arguments.split(" "))
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert [path.name for path in here.iterdir()] == ["train.py"]
+    assert (here / "train.py").read_text() == SCRIPT
+
+
+def test_the_command_itself_writes_and_refuses(here: Path) -> None:
+    command = [*LOCKSTEP, "submit", "slurm", "--nodes", "2", "-o", "job.sh"]
+    first = run([*command, "--", "run", "train.py"], here)
+    assert (first.code, first.out, first.err) == (0, "wrote job.sh\n", "")
+    before = (here / "job.sh").read_text()
+    again = run([*command, "--", "run", "train.py", "x"], here)
+    assert (again.code, again.out) == (2, "")
+    assert again.err == "lockstep: job.sh exists: choose another name, or write over it with --force\n"
+    assert (here / "job.sh").read_text() == before
+    assert run([*command, "--force", "run", "train.py", "x"], here).code == 0
+    assert (here / "job.sh").read_text() != before
+    unknown = run([*LOCKSTEP, "submit", "slurm", "run", "--no-such", "train.py"], here)
+    assert unknown.code == 2

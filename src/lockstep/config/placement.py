@@ -65,8 +65,8 @@ def read_placement(environ: Mapping[str, str], argv: Sequence[str]) -> Placement
     """This process's place, from whichever launcher's variables are set; a world of one if none are."""
     if "RANK" in environ:
         return _from_rank_variables(environ, argv)
-    if _is_slurm_worker(environ):
-        return _from_slurm(environ)
+    if "SLURM_PROCID" in environ and _step_tasks(environ) > 1:
+        return _from_slurm(environ)  # also one task a machine: an agent, whose place that may be, does not ask here
     if read_number(environ, "WORLD_SIZE", default=1) > 1:
         raise WorldError(f"WORLD_SIZE={environ['WORLD_SIZE']} but RANK is not set: set both, or neither")
     return Placement()
@@ -185,7 +185,11 @@ def _meeting_point(environ: Mapping[str, str]) -> tuple[str, int]:
 
 def _is_slurm_worker(environ: Mapping[str, str]) -> bool:
     # One task per node is an agent's place, not a worker's; a batch script itself runs outside any step.
-    return "SLURM_PROCID" in environ and read_number(environ, "SLURM_STEP_NUM_TASKS", default=1) > _step_nodes(environ)
+    return "SLURM_PROCID" in environ and _step_tasks(environ) > _step_nodes(environ)
+
+
+def _step_tasks(environ: Mapping[str, str]) -> int:
+    return read_number(environ, "SLURM_STEP_NUM_TASKS", default=1)
 
 
 def _step_nodes(environ: Mapping[str, str]) -> int:

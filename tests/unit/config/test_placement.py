@@ -90,6 +90,15 @@ def test_slurm_step() -> None:
     assert (place.master_addr, place.master_port) == ("gpu07", 20041)
 
 
+def test_a_slurm_task_on_each_machine_is_a_process_on_each() -> None:
+    """Without `-n`: not so many trainings, each alone, in one folder."""
+    environ = SLURM | {"SLURM_PROCID": "2", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "3"}
+    place = placed(environ | {"SLURM_STEP_TASKS_PER_NODE": "1(x3)"})
+    assert (place.rank, place.local_rank, place.world_size, place.local_world_size) == (2, 0, 3, 1)
+    assert (place.node, place.num_nodes, place.master_addr) == (2, 3, "gpu07")
+    assert placed(SLURM | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}) == Placement()
+
+
 def test_slurm_on_one_node_stays_on_loopback() -> None:
     one_node = SLURM | {"SLURM_STEP_NUM_NODES": "1", "SLURM_NODEID": "0", "SLURM_STEP_TASKS_PER_NODE": "6"}
     assert placed(one_node).one_machine

@@ -122,7 +122,8 @@ def test_the_script_for_slurm() -> None:
 
 
 def test_what_is_not_given_is_not_said() -> None:
-    script = written("slurm", "run", "train.py")
+    script = written("slurm", "run", "train.py", "--nodes", "3")
+    assert "lockstep run -n 1 --grace 105 train.py --nodes 3" in script, "what follows a command's name is its own"
     names = {"job-name", "nodes", "ntasks-per-node", "cpus-per-task", "signal", "requeue", "open-mode"}
     assert set(directives(script)) == names
     assert directives(script)["job-name"] == "train"

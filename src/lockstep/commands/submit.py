@@ -91,7 +91,6 @@ def slurm(
         check_word("--name", name)
     machines = read_machines(nodes, nproc, gpus, cpus, memory)
     check_notice(stop_before, None if time is None else read_time(time))
-    _check_output(output, force=force)
     job = _request(context, command, machines, stop_before, setup, lambda title: name or name_for(title))
     _write(sbatch_script(job, options, Path.cwd()), output, force=force)
 
@@ -140,7 +139,6 @@ def kubernetes(
         check_label(name, nodes)
     machines = read_machines(nodes, nproc, gpus, cpus, memory)
     check_notice(stop_before)
-    _check_output(output, force=force)
     job = _request(context, command, machines, stop_before, setup, lambda title: name or label_for(title))
     _write(job_manifest(job, options), output, force=force)
 
@@ -160,11 +158,6 @@ def _request(
     return JobRequest(name_of(submitted.title), submitted, machines, stop_before, setup)
 
 
-def _check_output(path: Path | None, *, force: bool) -> None:
-    if path is not None and path.exists() and not force:
-        raise _exists(path)
-
-
 def _write(text: str, path: Path | None, *, force: bool) -> None:
     if path is None:
         print(text, end="")
@@ -172,12 +165,8 @@ def _write(text: str, path: Path | None, *, force: bool) -> None:
     try:
         with path.open("w" if force else "x") as file:
             file.write(text)
-    except FileExistsError:  # by now
-        raise _exists(path) from None
+    except FileExistsError:
+        raise UserError(f"{path} exists: choose another name, or write over it with --force") from None
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror or error}") from None
     print(f"wrote {path}")
-
-
-def _exists(path: Path) -> UserError:
-    return UserError(f"{path} exists: choose another name, or write over it with --force")

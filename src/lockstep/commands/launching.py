@@ -1,7 +1,7 @@
 """The options of every command that launches: torchrun's by the same names, and what to do when not all goes well."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -9,7 +9,7 @@ import typer
 
 from lockstep.config import environment
 from lockstep.errors import UserError
-from lockstep.launcher.plan import LaunchPlan, OnHang, Supervision
+from lockstep.launcher.plan import LaunchPlan, OnHang, Supervision, check
 
 _DEFAULTS = Supervision()
 
@@ -85,6 +85,14 @@ def takes_launch_options(*, max_restarts: int) -> Callable[[Callable[..., None]]
         return run
 
     return decorate
+
+
+def check_launch_options(nproc: str, values: Mapping[str, Any]) -> None:
+    """Refuse what a launch with such options, on so many processes, would refuse."""
+    given = {name: values[name] for name in inspect.signature(_options).parameters}
+    plan = _plan(0, **(given | {"nproc": nproc}))
+    if plan is not None:
+        check(plan)
 
 
 def _plan(

@@ -153,7 +153,7 @@ def _request(
 ) -> JobRequest:
     """What is dear comes last: to check a config takes torch."""
     check_setup(setup)
-    submitted = understand(context, command or [], machines.num_processes)
+    submitted = understand(context, command or [], machines.nproc, machines.num_processes)
     check_grace(submitted.grace_s, stop_before)
     return JobRequest(name_of(submitted.title), submitted, machines, stop_before, setup)
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
+from lockstep.commands.launching import check_launch_options
 from lockstep.errors import EXIT_STOPPED, UserError
 
 if TYPE_CHECKING:
@@ -21,17 +22,19 @@ class Submitted(NamedTuple):
     grace_s: float | None  # where it says so
 
 
-def understand(context: typer.Context, words: Sequence[str], processes: int) -> Submitted:
-    """Check a `train …` or a `run …` as if it were to start now, on so many processes."""
+def understand(context: typer.Context, words: Sequence[str], nproc: str, num_processes: int) -> Submitted:
+    """Check a `train …` or a `run …` as if it were to start now, with so many processes here and on all machines."""
     if not words or words[0] not in ("train", "run"):
         told = f"{words[0][:60]!r}" if words else "nothing"
         raise UserError(
             f"expected the command to run, train … or run …, and got {told}: lockstep submit … -- train mine.yaml"
         )
-    given = _given(context, words)
+    line = _parsed(context, words)
+    given = {name: line.params[name] for name in line.params if _is_given(line, name)}
     _refuse(given)
+    check_launch_options(nproc, line.params)
     if words[0] == "train":
-        _check_training(given, processes)
+        _check_training(given, num_processes)
         subject = given["config"]
     else:
         _check_script(given)
@@ -39,14 +42,16 @@ def understand(context: typer.Context, words: Sequence[str], processes: int) -> 
     return Submitted(tuple(words), Path(subject).stem, given.get("grace_s"))
 
 
-def _given(context: typer.Context, words: Sequence[str]) -> dict[str, Any]:
-    """What is on the inner command's line, as that command itself reads it; or its own complaint."""
+def _parsed(context: typer.Context, words: Sequence[str]) -> Any:
+    """The line as the command itself reads it; or its own complaint."""
     root = context.find_root()
-    commands: Any = root.command
+    group: Any = root.command
     name, *arguments = words
-    parsed = commands.commands[name].make_context(name, arguments, parent=root)
-    sources = {each: parsed.get_parameter_source(each) for each in parsed.params}
-    return {each: parsed.params[each] for each, source in sources.items() if source.name == "COMMANDLINE"}
+    return group.commands[name].make_context(name, arguments, parent=root)
+
+
+def _is_given(line: Any, name: str) -> bool:
+    return bool(line.get_parameter_source(name).name == "COMMANDLINE")
 
 
 def _refuse(given: dict[str, Any]) -> None:

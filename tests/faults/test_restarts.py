@@ -294,6 +294,20 @@ def test_a_machine_that_is_done_is_not_waited_for(tmp_path: Path) -> None:
     assert told[0].splitlines()[-1] == "lockstep: machine 1 has ended the job; see there"
 
 
+@pytest.mark.slow
+def test_the_agent_of_a_lost_machine_can_be_replaced(tmp_path: Path, undisturbed: str) -> None:
+    told = tmp_path / "rank-1.step"
+    with two_machines(tmp_path, pause_s=0.1) as (first, second):
+        wait_for(lambda: told.exists() and int(told.read_text().split()[0]) >= 7, 60, "step 7")
+        second.kill()
+        second.wait()
+        with started(second.args, tmp_path) as third:
+            outputs = [agent.communicate(timeout=90)[1] for agent in (first, third)]
+            assert [first.returncode, third.returncode] == [0, 0], outputs
+    assert "rank 0 of 2: victims of a rank on another machine; see there" in outputs[0]
+    assert digest(tmp_path) == undisturbed
+
+
 @contextmanager
 def memory_limit(limit_mb: int) -> Iterator[Path]:
     """A control group of ours (version 1), if we may make one."""

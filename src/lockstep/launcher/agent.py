@@ -280,6 +280,8 @@ class _Agent(SimpleElasticAgent):
     def _variables(self, worker_group: WorkerGroup, worker: Any) -> dict[str, str]:
         """What torchrun sets for a worker, by the same names."""
         spec = worker_group.spec
+        handler = spec.rdzv_handler
+        num_restarts = handler.num_restarts if isinstance(handler, FreshStoreRendezvous) else self._restarts.num_made
         restarted = {} if self.verdict is None else {environment.RESTARTED_AFTER: self.verdict.cause}
         return restarted | {
             "RANK": str(worker.global_rank),
@@ -293,10 +295,10 @@ class _Agent(SimpleElasticAgent):
             "ROLE_WORLD_SIZE": str(worker.role_world_size),
             "MASTER_ADDR": str(worker_group.master_addr),
             "MASTER_PORT": str(worker_group.master_port),
-            "TORCHELASTIC_RESTART_COUNT": str(self._restarts.num_made),
+            "TORCHELASTIC_RESTART_COUNT": str(num_restarts),
             "TORCHELASTIC_MAX_RESTARTS": str(self._supervision.max_restarts),
-            "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
-            "TORCHELASTIC_USE_AGENT_STORE": str(spec.rdzv_handler.use_agent_store),
+            "TORCHELASTIC_RUN_ID": handler.get_run_id(),
+            "TORCHELASTIC_USE_AGENT_STORE": str(handler.use_agent_store),
         }
 
 

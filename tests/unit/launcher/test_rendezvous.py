@@ -31,7 +31,8 @@ class Machines:
 
 
 @pytest.fixture
-def machines() -> Iterator[Machines]:
+def machines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machines]:
+    monkeypatch.setattr(rendezvous, "_MEETING_TIMEOUT", timedelta(seconds=10))
     with ThreadPoolExecutor(2) as pool:
         yield Machines(pool)
 
@@ -53,6 +54,7 @@ def test_an_agent_in_the_place_of_a_lost_one_comes_to_the_next_round(machines: M
     third = machines.meet()
     assert port_of(third[0]) == port_of(third[1])
     assert [info.rank for info in third] == [0, 1]
+    assert {machine.num_restarts for machine in machines.all} == {2}
     third[0].store.set("key", "here")
     assert third[1].store.get("key") == b"here"
 

@@ -170,6 +170,21 @@ def test_a_setup_that_fails_ends_the_job(tmp_path: Path, here: Path) -> None:
     assert slurm.run(written("slurm", "--setup", "export X=5", "run", "train.py"), here).out == "trained with 5\n"
 
 
+def test_a_pod_sets_itself_up_and_becomes_the_agent(tmp_path: Path, here: Path) -> None:
+    """Which is then the one that is asked to stop."""
+    manifest = written(
+        "kubernetes", "--image", "x", "--setup", "export X=$$ Y='a  b'", "--", "run", "train.py", "$X", ""
+    )
+    container = yaml.safe_load(manifest)["spec"]["template"]["spec"]["containers"][0]
+    lockstep = tmp_path / "lockstep"
+    told = "os.getpid() == int(os.environ['X']), os.environ['Y'], sys.argv[4:]"
+    lockstep.write_text(f"#!{sys.executable}\nimport os, sys\nprint({told})\n")
+    lockstep.chmod(0o755)
+    path = f"{tmp_path}:{clean_environment()['PATH']}"
+    finished = run(as_kubernetes_starts_it(container, 0), here, {"PATH": path})
+    assert finished.out == "True a  b ['--grace', '105', 'train.py', '$X', '']\n", finished.err
+
+
 def digest_in(text: str) -> str:
     (found,) = re.findall("digest ([0-9a-f]{64})", text)
     return str(found)

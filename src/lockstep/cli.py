@@ -10,6 +10,7 @@ import typer
 from lockstep import __version__
 from lockstep.commands import ckpt
 from lockstep.commands.batch import batch
+from lockstep.commands.bench import bench
 from lockstep.commands.chaos import chaos
 from lockstep.commands.doctor import doctor
 from lockstep.commands.init import init
@@ -47,6 +48,7 @@ app = typer.Typer(
 app.add_typer(ckpt.app)
 app.command()(chaos)
 app.command()(batch)
+app.command()(bench)
 app.command()(doctor)
 app.command()(init)
 app.command("plan")(plan_command)

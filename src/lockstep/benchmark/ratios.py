@@ -26,7 +26,8 @@ class Ratio(NamedTuple):
 
 
 def ratio(seconds: Sequence[float], others: Sequence[float]) -> Ratio:
-    """From at least two rounds of both."""
+    """From at least one round of both."""
     by_round = [own / other for own, other in zip(seconds, others, strict=True)]
-    quarter, _, three_quarters = quantiles(by_round, n=4, method="inclusive")
+    # A single round counts twice: alone, it has no quarters.
+    quarter, _, three_quarters = quantiles(by_round if len(by_round) > 1 else 2 * by_round, n=4, method="inclusive")
     return Ratio(median(by_round), min(by_round), max(by_round), quarter, three_quarters)

@@ -12,7 +12,7 @@ class Failure(NamedTuple):
     """Of an entry. Its processes have ended with it."""
 
     name: str
-    reason: str
+    reason: str | None  # None: it has left no word
 
 
 class Times(NamedTuple):
@@ -53,7 +53,7 @@ class Record:
     def failure(self) -> Failure | None:
         if self._failure.exists():
             return Failure(*json.loads(self._failure.read_text()))
-        return Failure(self._turn.read_text(), "its processes ended without a word") if self._turn.exists() else None
+        return Failure(self._turn.read_text(), None) if self._turn.exists() else None
 
     def times(self) -> Times:
         return Times(**json.loads(self._times.read_text()))

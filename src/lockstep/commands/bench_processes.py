@@ -12,6 +12,7 @@ from lockstep.benchmark.task import Task
 from lockstep.errors import EXIT_STOPPED, LockstepError
 
 _MAX_LOG_CHARS = 4000
+_AGENT = "lockstep: "
 
 
 def measure(task: Task, processes: int, folder: Path, failures: dict[str, str], *, quiet: bool) -> Record:
@@ -28,11 +29,11 @@ def measure(task: Task, processes: int, folder: Path, failures: dict[str, str], 
             return Record(place)
         if code == EXIT_STOPPED:
             raise typer.Exit(code)
-        failure = Record(place).failure()
+        failure, said = Record(place).failure(), _said(place / "log")
         if failure is None or failure.name in (HAND_WRITTEN, AGAIN):
-            said = (place / "log").read_text(errors="replace").strip()[-_MAX_LOG_CHARS:]
-            raise LockstepError(f"nothing could be measured on {processes} processes (exit code {code}):\n{said}")
-        failures[failure.name] = failure.reason
+            where = "one process" if processes == 1 else f"{processes} processes"
+            raise LockstepError(f"nothing could be measured on {where} (exit code {code}):\n{said}")
+        failures[failure.name] = failure.reason or _agents_words(said) or f"ended with exit code {code}"
         if not quiet:
             title = next(entry.title for entry in able if entry.name == failure.name)
             print(f"{title} failed: the others begin again without it", flush=True)
@@ -46,3 +47,13 @@ def _run(task: Task, processes: int, log: Path, *, quiet: bool) -> int:
     command = [sys.executable, "-m", "lockstep", "run", *several, "-m", "lockstep.benchmark.rank", task.to_json()]
     with log.open("wb") as errors:
         return run_to_its_end(command, {}, subprocess.DEVNULL if quiet else None, errors)
+
+
+def _said(log: Path) -> str:
+    return log.read_text(errors="replace").strip()[-_MAX_LOG_CHARS:]
+
+
+def _agents_words(said: str) -> str | None:
+    """What the launcher has said of its ranks' end, if it has."""
+    lines = [line for line in said.splitlines() if line.startswith(_AGENT)]
+    return lines[0].removeprefix(_AGENT) if lines else None

@@ -39,6 +39,7 @@ class Measuring:
         self._seconds: dict[str, list[float]] = {entry.name: [] for entry in task.entries}
 
     def measure(self) -> None:
+        self._tell(f"first steps of {len(self._task.entries)} loops")
         for entry in self._task.entries:
             self._turn(entry, self._begin)
         for number in range(self._task.rounds):

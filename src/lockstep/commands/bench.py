@@ -5,7 +5,6 @@ import math
 import os
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated
 
@@ -97,6 +96,8 @@ def _lanes(batch: int, processes: int, given: int | None) -> list[int]:
 
 
 def _title(name: str) -> str:
+    from importlib import metadata
+
     try:
         return f"{PEERS[name].title} {metadata.version(PEERS[name].package)}"
     except metadata.PackageNotFoundError:

@@ -35,7 +35,7 @@ def test_all_are_timed_in_every_round_and_none_disturbs_another(tmp_path: Path) 
     Measuring(task(tmp_path / "a"), World(), told.append).measure()
     alone = entries(["fast"], {}, [])
     Measuring(task(tmp_path / "b", alone), World(), told.append).measure()
-    assert told[:2] == ["round 1 of 2", "round 2 of 2"]
+    assert told[:3] == ["first steps of 6 loops", "round 1 of 2", "round 2 of 2"]
     records = {1: Record(tmp_path / "a"), 2: Record(tmp_path / "b")}
     seconds = records[1].times().seconds
     assert list(seconds) == ["hand-written", "again", "dataloader", "lockstep-1", "lockstep-2", "fast"]

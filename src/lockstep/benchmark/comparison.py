@@ -62,11 +62,10 @@ def compare(entries: Sequence[Entry], records: Mapping[int, Record], failures: M
     seconds = {processes: record.times().seconds for processes, record in records.items()}
     rows = []
     for entry in entries:
-        failure = failures.get(entry.name)
-        sizes = [] if failure else [processes for processes in records if entry.can_run_on(processes)]
+        sizes = [processes for processes in records if entry.name in seconds[processes]]
         times = {size: _time(seconds[size][entry.name], seconds[size][HAND_WRITTEN]) for size in sizes}
         weights = [records[size].weights(entry.name) for size in sizes]
-        rows.append(Row(entry, times, _answer(*weights) if len(weights) == 2 else None, failure))
+        rows.append(Row(entry, times, _answer(*weights) if len(weights) == 2 else None, failures.get(entry.name)))
     return rows
 
 

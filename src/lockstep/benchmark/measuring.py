@@ -47,6 +47,8 @@ class Measuring:
             first = number % len(self._task.entries)  # nobody is always the one after somebody else
             for entry in self._task.entries[first:] + self._task.entries[:first]:
                 self._turn(entry, self._time)
+        if self._world.is_main:
+            self._record.end_turns()
         for loop in self._loops.values():
             loop.close()
         if self._world.is_main:

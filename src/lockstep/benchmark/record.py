@@ -33,6 +33,9 @@ class Record:
         """Who is to blame if all end without a word."""
         self._turn.write_text(name)
 
+    def end_turns(self) -> None:
+        self._turn.unlink()
+
     def note_failure(self, failure: Failure) -> None:
         """The first process that fails is the cause, and the others its victims."""
         try:

@@ -144,7 +144,8 @@ def _bench(task: Task, processes: int, missing: list[str], *, as_json: bool) -> 
     if as_json:
         facts = {name: getattr(task, name) for name in ("model", "device", "batch", "steps", "rounds")}
         facts |= {"processes": processes, "parameters": num_parameters, "not_installed": missing}
-        print(json.dumps({**facts, "rows": [row.as_json() for row in rows], **verdict._asdict()}, indent=1))
+        told = {"verdict": verdict.lines, "promise_kept": verdict.is_kept}
+        print(json.dumps({**facts, "rows": [row.as_json() for row in rows], **told}, indent=1))
     else:
         print(f"{task.model}, {num_parameters:,} parameters, batch {task.batch}, {task.device}, one thread a process")
         print("\n".join([*_table(rows, processes, task.steps), *verdict.lines]))
@@ -156,25 +157,23 @@ def _table(rows: "Sequence[Row]", processes: int, steps: int) -> list[str]:
 
     times = [f"{_words(size)}: a step, by round" for size in (1, processes)]
     cells = [("", *times, f"weights after {steps} steps")]
-    for row in rows:
-        answer = (
-            ""
-            if row.answer is None
-            else "the same bits"
-            if row.answer.is_same
-            else f"{row.answer.difference:.2g} apart"
-        )
-        cells.append((row.entry.title, *(_cell(row, size) for size in (1, processes)), answer))
+    cells += [(row.entry.title, *(_time(row, size) for size in (1, processes)), _answer(row)) for row in rows]
     failed = [f"{row.entry.title} failed: {row.failure}" for row in rows if row.failure is not None]
     return [*table(cells), *failed]
 
 
-def _cell(row: "Row", size: int) -> str:
+def _time(row: "Row", size: int) -> str:
     if size not in row.times:
         return "failed" if row.failure is not None else "–"
     time = row.times[size]
     share = f"×{time.ratio.median:.2f} ({time.ratio.low:.2f}–{time.ratio.high:.2f})"
     return f"{1000 * time.step_s:.2f} ms  {share:>17}"
+
+
+def _answer(row: "Row") -> str:
+    if row.answer is None:
+        return ""
+    return "the same bits" if row.answer.is_same else f"{row.answer.difference:.2g} apart"
 
 
 def _words(size: int) -> str:

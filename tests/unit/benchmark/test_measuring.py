@@ -10,7 +10,7 @@ from lockstep.benchmark import measuring
 from lockstep.benchmark.catalogue import CONTENDERS, HAND_WRITTEN, Entry, entries
 from lockstep.benchmark.comparison import compare
 from lockstep.benchmark.measuring import Measuring
-from lockstep.benchmark.record import Record
+from lockstep.benchmark.record import Record, Times
 from lockstep.benchmark.task import Task
 from lockstep.commands import bench_processes
 from lockstep.commands.bench_processes import measure
@@ -63,7 +63,10 @@ def test_weights_that_differ_are_told_by_how_much(tmp_path: Path) -> None:
     assert by_hand.answer is not None and by_hand.answer.is_same
     assert again.answer is not None and not again.answer.is_same
     assert again.answer.difference == pytest.approx(0.25)
-    assert compare(rows, records, {"again": "no"})[1][1:] == ({}, None, "no"), "what failed has no figures"
+    assert records[1].failure() is records[2].failure() is None, "nobody is to blame for what comes after the last turn"
+    records[2].keep_times(Times(1, {"hand-written": [1.0]}))
+    _, failed = compare(rows, records, {"again": "no"})
+    assert (list(failed.times), failed.answer, failed.failure) == ([1], None, "no"), "where it did not fail, it counts"
 
 
 def breaking(error: Exception) -> Callable[[Any], Any]:

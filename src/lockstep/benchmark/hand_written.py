@@ -1,6 +1,7 @@
 """The loop that all others are compared with: plain torch, with DistributedDataParallel on several processes."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ def with_dataloader(setting: Setting) -> Loop:
     if world.size == 1:
         loader = DataLoader(rows, setting.batch, shuffle=True, collate_fn=as_they_are)
         return _make(setting, endless(loader))
-    sampler = DistributedSampler(rows, world.size, world.rank, seed=SEED)
+    sampler: DistributedSampler[Any] = DistributedSampler(rows, world.size, world.rank, seed=SEED)
     loader = DataLoader(rows, setting.share, sampler=sampler, collate_fn=as_they_are)
     return _make(setting, endless(loader, sampler.set_epoch))
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lockstep.benchmark.catalogue import CONTENDERS, MODELS, PEERS, entries, lanes_for
+from lockstep.benchmark.catalogue import CONTENDERS, HAND_WRITTEN, MODELS, PEERS, entries, lanes_for
 from lockstep.benchmark.task import Task
 from lockstep.commands.bench_processes import measure
 from lockstep.commands.trial_folder import trial_folder
@@ -155,7 +155,7 @@ def _bench(task: Task, processes: int, missing: list[str], *, as_json: bool) -> 
 def _table(rows: "Sequence[Row]", processes: int, steps: int) -> list[str]:
     from lockstep.observe.wording import table
 
-    times = [f"{_words(size)}: a step, by round" for size in (1, processes)]
+    times = [f"{_words(size)}: a step" for size in (1, processes)]
     cells = [("", *times, f"weights after {steps} steps")]
     cells += [(row.entry.title, *(_time(row, size) for size in (1, processes)), _answer(row)) for row in rows]
     failed = [f"{row.entry.title} failed: {row.failure}" for row in rows if row.failure is not None]
@@ -166,8 +166,8 @@ def _time(row: "Row", size: int) -> str:
     if size not in row.times:
         return "failed" if row.failure is not None else "–"
     time = row.times[size]
-    share = f"×{time.ratio.median:.2f} ({time.ratio.low:.2f}–{time.ratio.high:.2f})"
-    return f"{1000 * time.step_s:.2f} ms  {share:>17}"
+    spread = "" if row.entry.name == HAND_WRITTEN else f" ({time.ratio.low:.2f}–{time.ratio.high:.2f})"
+    return f"{1000 * time.step_s:.2f} ms  ×{time.ratio.median:.2f}{spread:<12}"
 
 
 def _answer(row: "Row") -> str:

@@ -71,6 +71,7 @@ class Measuring:
         set_arithmetic(self._world.device, tf32=False, deterministic=False)
         loop = LOOPS[entry.loop](Setting(self._work, self._world, self._task.batch, entry.lanes))
         loop.advance(self._task.steps)
+        barrier()  # a rank that lost another would blame the next loop
         self._loops[entry.name] = loop
         if self._world.is_main:
             self._record.keep_weights(entry.name, loop.weights())

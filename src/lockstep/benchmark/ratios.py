@@ -20,8 +20,13 @@ class Ratio(NamedTuple):
         return self.median - 1.0
 
     @property
+    def wobble(self) -> float:
+        """How far the middle half of the rounds is from the median. Unlike the range, more rounds do not widen it."""
+        return max(self.median - self.quarter, self.three_quarters - self.median)
+
+    @property
     def noise(self) -> float:
-        """Of something against itself: how far the middle half of the rounds is off. More rounds do not widen it."""
+        """Of something against itself: how far the middle half of the rounds is from ×1."""
         return max(abs(self.quarter - 1.0), abs(self.three_quarters - 1.0))
 
 

@@ -37,9 +37,10 @@ def _cost(rows: Sequence[Row], size: int) -> str | None:
     more = "" if most is least else f"; with {most.entry.lanes} ×{most.times[size].ratio.median:.2f}"
     cost = f"takes {_amount(taken.difference)} hand-written ({spread}){more}"
     line = f"{_place(size)}, a step of lockstep with {_lanes(least)} {cost}"
-    if abs(taken.difference) > noise:
+    if abs(taken.difference) > max(noise, taken.wobble):
         return f"{line}."
-    return f"{line}. But hand-written against itself is off by {noise:.0%}: too noisy here to tell."
+    doubt = f"by round it varies by {taken.wobble:.0%}, and hand-written against itself is off by {noise:.0%}"
+    return f"{line}. Too noisy here to tell: {doubt}."
 
 
 def _bits(rows: Sequence[Row], exact: Sequence[Row], broken: Sequence[Row], processes: int) -> list[str]:

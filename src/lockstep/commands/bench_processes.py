@@ -1,5 +1,6 @@
 """The processes that `lockstep bench` starts: one, and then N, each time once for all contenders."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,10 +10,9 @@ import typer
 from lockstep.benchmark.catalogue import AGAIN, HAND_WRITTEN
 from lockstep.benchmark.record import Record
 from lockstep.benchmark.task import Task
-from lockstep.errors import EXIT_STOPPED, LockstepError
+from lockstep.errors import EXIT_HANG, EXIT_STOPPED, LockstepError
 
 _MAX_LOG_CHARS = 4000
-_AGENT = "lockstep: "
 
 
 def measure(task: Task, processes: int, folder: Path, failures: dict[str, str], *, quiet: bool) -> Record:
@@ -29,11 +29,12 @@ def measure(task: Task, processes: int, folder: Path, failures: dict[str, str], 
             return Record(place)
         if code == EXIT_STOPPED:
             raise typer.Exit(code)
-        failure, said = Record(place).failure(), _said(place / "log")
+        failure, said = Record(place).failure(), (place / "log").read_text(errors="replace").strip()
         if failure is None or failure.name in (HAND_WRITTEN, AGAIN):
             where = "one process" if processes == 1 else f"{processes} processes"
-            raise LockstepError(f"nothing could be measured on {where} (exit code {code}):\n{said}")
-        failures[failure.name] = failure.reason or _agents_words(said) or f"ended with exit code {code}"
+            raise LockstepError(f"nothing could be measured on {where} (exit code {code}):\n{said[-_MAX_LOG_CHARS:]}")
+        end = "it hung" if code == EXIT_HANG else f"ended with exit code {code}"
+        failures[failure.name] = _cause(said) or failure.reason or end
         if not quiet:
             title = next(entry.title for entry in able if entry.name == failure.name)
             print(f"{title} failed: the others begin again without it", flush=True)
@@ -49,11 +50,7 @@ def _run(task: Task, processes: int, log: Path, *, quiet: bool) -> int:
         return run_to_its_end(command, {}, subprocess.DEVNULL if quiet else None, errors)
 
 
-def _said(log: Path) -> str:
-    return log.read_text(errors="replace").strip()[-_MAX_LOG_CHARS:]
-
-
-def _agents_words(said: str) -> str | None:
-    """What the launcher has said of its ranks' end, if it has."""
-    lines = [line for line in said.splitlines() if line.startswith(_AGENT)]
-    return lines[0].removeprefix(_AGENT) if lines else None
+def _cause(said: str) -> str | None:
+    """As the launcher has it, which tells the rank that failed from those that lost it."""
+    found = re.search("^lockstep: rank .*, the cause: (.*)$", said, re.MULTILINE)
+    return None if found is None else found[1]

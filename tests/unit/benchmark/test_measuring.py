@@ -20,6 +20,8 @@ from lockstep.world.world import World
 
 OURS = [name for name in CONTENDERS if name not in ("accelerate", "fabric")]
 
+DIED = "lockstep: rank 1 of 2 failed after step 3, the cause: killed by SIGKILL\nlockstep: its victims: rank 0\n"
+
 
 def task(folder: Path, rows: list[Entry] | None = None) -> Task:
     folder.mkdir(parents=True, exist_ok=True)
@@ -100,7 +102,7 @@ def test_the_others_go_on_without_what_fails(
         for name in names:
             record.begin_turn(name)
             if name in ("dataloader", "fast"):
-                log.write_text("some words\n" + "lockstep: rank 1 was killed\n" * (name == "dataloader"))
+                log.write_text("some words\n" + DIED * (name == "dataloader"))
                 return 3
         return 0
 
@@ -111,7 +113,7 @@ def test_the_others_go_on_without_what_fails(
     assert len(tried) == 3
     assert failures == {
         "lockstep-1": "known before",
-        "dataloader": "rank 1 was killed",
+        "dataloader": "killed by SIGKILL",
         "fast": "ended with exit code 3",
     }
     assert "hand-written, with a DataLoader failed: the others begin again without it" in capsys.readouterr().out

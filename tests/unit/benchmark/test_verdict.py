@@ -42,9 +42,18 @@ def test_a_clear_difference_either_way_is_told_with_its_spread() -> None:
 
 def test_what_is_less_than_the_noise_is_said_not_to_be_known() -> None:
     lines, _ = judge([*by_hand(noise=0.2), lockstep(2, 1.12, 2.5)], 2, *CORES)
-    assert lines[0].endswith("But hand-written against itself is off by 20%: too noisy here to tell.")
+    doubt = "by round it varies by 0%, and hand-written against itself is off by 20%"
+    assert lines[0].endswith(f"(×1.12, by round 1.02–1.32). Too noisy here to tell: {doubt}.")
     assert "noisy" not in lines[1], "there the difference is larger"
     assert "2.5 times as long as hand-written" in lines[1]
+
+
+def test_what_varies_by_more_than_it_differs_is_not_known_either() -> None:
+    wobbly = lockstep(2, 1.12, 1.12)
+    wobbly.times[2] = time(1.12, 0.15)
+    lines, _ = judge([*by_hand(), wobbly], 2, *CORES)
+    assert "noisy" not in lines[0]
+    assert "by round it varies by 15%, and hand-written against itself is off by 1%" in lines[1]
 
 
 def test_hardly_any_difference_is_none() -> None:

@@ -46,7 +46,7 @@ class Entry(NamedTuple):
 def entries(contenders: Sequence[str], titles: dict[str, str], all_lanes: Sequence[int]) -> list[Entry]:
     """Rows for these contenders; `titles` of peers, and `all_lanes` that lockstep mode is tried with."""
     rows = [
-        Entry(HAND_WRITTEN, "hand-written", HAND_WRITTEN),
+        Entry(HAND_WRITTEN, "hand-written (DDP on several)", HAND_WRITTEN),
         Entry(AGAIN, "the same again", HAND_WRITTEN),
         Entry("dataloader", "hand-written, with a DataLoader", "dataloader"),
         *(Entry(f"lockstep-{n}", f"lockstep, {n} lane{'s' * (n > 1)}", "lockstep", n) for n in all_lanes),

@@ -34,7 +34,7 @@ def _cost(rows: Sequence[Row], size: int) -> str | None:
     least, most = measured[0], measured[-1]
     taken, noise = least.times[size].ratio, again.times[size].ratio.noise
     spread = f"×{taken.median:.2f}, by round {taken.low:.2f}–{taken.high:.2f}"
-    more = "" if most is least else f"; with {most.entry.lanes} ×{most.times[size].ratio.median:.2f}"
+    more = "" if most is least else f"; with {_lanes(most)} ×{most.times[size].ratio.median:.2f}"
     cost = f"takes {_amount(taken.difference)} hand-written ({spread}){more}"
     line = f"{_place(size)}, a step of lockstep with {_lanes(least)} {cost}"
     if abs(taken.difference) > max(noise, taken.wobble):

@@ -167,7 +167,7 @@ def _time(row: "Row", size: int) -> str:
         return "failed" if row.failure is not None else "–"
     time = row.times[size]
     spread = "" if row.entry.name == HAND_WRITTEN else f" ({time.ratio.low:.2f}–{time.ratio.high:.2f})"
-    return f"{1000 * time.step_s:.2f} ms  ×{time.ratio.median:.2f}{spread:<12}"
+    return f"{1000 * time.step_s:.2f} ms  ×{time.ratio.median:.2f}{spread:<13}"
 
 
 def _answer(row: "Row") -> str:

@@ -30,7 +30,7 @@ def test_every_contender_has_its_rows_and_every_row_its_loop() -> None:
     assert {row.loop for row in rows} == LOOPS.keys() == {HAND_WRITTEN, *CONTENDERS}
     assert len({row.name for row in rows}) == len(rows)
     assert [row.title for row in entries(["fabric"], {"fabric": "Fabric 2"}, [1])] == [
-        "hand-written",
+        "hand-written (DDP on several)",
         "the same again",
         "Fabric 2",
     ]

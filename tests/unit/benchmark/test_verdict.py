@@ -31,9 +31,9 @@ def test_a_clear_difference_either_way_is_told_with_its_spread() -> None:
     assert judge(rows, 2, *CORES) == (
         [
             "On one process, a step of lockstep with 1 lane takes 12% longer than hand-written "
-            "(×1.12, by round 1.02–1.32); with 8 ×3.90.",
+            "(×1.12, by round 1.02–1.32); with 8 lanes ×3.90.",
             "On 2 processes, a step of lockstep with 2 lanes takes 7% less than hand-written "
-            "(×0.93, by round 0.83–1.13); with 8 ×1.70.",
+            "(×0.93, by round 0.83–1.13); with 8 lanes ×1.70.",
             "On one process and on 2, lockstep computes the same bits; hand-written, the weights end 0.012 apart.",
         ],
         True,

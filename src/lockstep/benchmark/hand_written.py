@@ -12,7 +12,7 @@ from lockstep.benchmark.loop import SEED, Loop, PlainLoop, Rows, Setting, as_the
 
 
 def as_fast_as_it_gets(setting: Setting) -> Loop:
-    return _make(setting, _shuffled_rows(setting))
+    return _make(setting, shuffled_rows(setting))
 
 
 def with_dataloader(setting: Setting) -> Loop:
@@ -33,7 +33,7 @@ def _make(setting: Setting, batches: Iterator[Sequence[Tensor]]) -> Loop:
     return PlainLoop(model, called, make_optimizer(model.parameters()), batches, setting.work.loss_sum)
 
 
-def _shuffled_rows(setting: Setting) -> Iterator[list[Tensor]]:
+def shuffled_rows(setting: Setting) -> Iterator[list[Tensor]]:
     """This process's part of every batch, by one operation a tensor; all processes shuffle alike."""
     tensors = setting.work.data.tensors
     generator = torch.Generator().manual_seed(SEED)

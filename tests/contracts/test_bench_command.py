@@ -7,7 +7,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
+from lockstep.benchmark.catalogue import entries
+from lockstep.benchmark.record import Record, Times
+from lockstep.benchmark.task import Task
+from lockstep.commands import bench
 from tests.commands import LOCKSTEP, descendants, run, started, wait_for
 
 BROKEN_ACCELERATE = 'raise ImportError("no luck with this one")'
@@ -38,6 +43,7 @@ def test_one_process_and_two_are_timed_and_compared_and_nothing_is_left(tmp_path
     assert (found["model"], found["processes"], found["steps"], found["rounds"]) == ("tiny", 2, 5, 2)
     rows = {row["name"]: row for row in found["rows"]}
     assert rows.keys() - {"fabric"} == {"hand-written", "again", "lockstep-1", "lockstep-2", "lockstep-8", "fast"}
+    assert found["not_installed"] == ([] if "fabric" in rows else ["fabric"])
     for name, row in rows.items():
         assert row["failure"] is None
         assert list(row["times"]) == (["1"] if name == "lockstep-1" else ["1", "2"])
@@ -70,6 +76,43 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
         assert finished.code == 2
         (line,) = finished.err.splitlines()
         assert words in line
+
+
+def test_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    seconds = {
+        "hand-written": [0.001, 0.002, 0.004],
+        "again": [0.001, 0.002, 0.004],
+        "lockstep-2": [0.002, 0.006, 0.010],
+    }
+
+    def measure(task: Task, processes: int, folder: Path, failures: dict[str, str], *, quiet: bool) -> Record:
+        place = folder / str(processes)
+        place.mkdir()
+        record = Record(place)
+        able = {"lockstep-1": seconds["again"]} if processes == 1 else {}
+        record.keep_times(Times(12345, {**seconds, **able}))
+        for name in [*seconds, *able]:
+            off = 0.5 if processes > 1 and name != "lockstep-2" else 0.0
+            record.keep_weights(name, {"weight": torch.full((2,), 1.0 + off)})
+        failures["accelerate"] = "ImportError: no"
+        return record
+
+    monkeypatch.setattr(bench, "measure", measure)
+    monkeypatch.setattr(bench, "_room", lambda _: (8, "cores"))
+    task = Task("tiny", "cpu", 32, 5, 3, entries(["lockstep", "accelerate"], {}, [1, 2]), "")
+    assert bench._bench(task, 2, ["fabric"], as_json=False) == 0
+    first, about, heading, *rows, _, _, _ = capsys.readouterr().out.splitlines()
+    assert first == "Fabric is not installed, and so not measured (pip install lightning)"
+    assert about == "tiny, 12,345 parameters, batch 32, cpu, one thread a process"
+    assert heading.split("  ")[-1] == "weights after 5 steps"
+    assert [" ".join(row.split()) for row in rows] == [
+        "hand-written (DDP on several) 2.00 ms ×1.00 2.00 ms ×1.00 0.5 apart",
+        "the same again 2.00 ms ×1.00 (1.00–1.00) 2.00 ms ×1.00 (1.00–1.00) 0.5 apart",
+        "lockstep, 1 lane 2.00 ms ×1.00 (1.00–1.00) –",
+        "lockstep, 2 lanes 6.00 ms ×2.50 (2.00–3.00) 6.00 ms ×2.50 (2.00–3.00) the same bits",
+        "Accelerate failed failed",
+        "Accelerate failed: ImportError: no",
+    ]
 
 
 @pytest.mark.slow

@@ -51,6 +51,7 @@ bench: $(INSTALLED) ## measure and print the tables of bench/RESULTS.md
 	@$(BIN)/python bench/startup.py
 	@$(BIN)/python bench/one_process.py
 	@$(BIN)/python bench/two_processes.py
+	@$(BIN)/lockstep bench
 
 docs: $(INSTALLED) ## build the guide into docs/_build/html; any warning is an error
 	@$(BIN)/python -m sphinx -W --keep-going --quiet -b html docs docs/_build/html

@@ -22,8 +22,8 @@ import torch
 from loop import LockstepLoop
 from measure import interleave, table
 from torch.utils.data import TensorDataset
-from workloads import GPT, Workload, predict
 
+from lockstep.benchmark.workloads import GPT, Workload, predict
 from lockstep.world.memory import peak_memory_bytes
 from lockstep.world.setup import setup_distributed
 

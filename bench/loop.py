@@ -6,8 +6,8 @@ from typing import Any
 import torch.distributed as dist
 from torch.nn import Parameter
 from torch.optim import Optimizer
-from workloads import Workload
 
+from lockstep.benchmark.workloads import Workload
 from lockstep.train.run import Run
 from lockstep.world.world import World
 

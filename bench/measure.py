@@ -5,13 +5,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from lockstep.benchmark.ratios import Ratio, ratio
+
 
 class Timing(NamedTuple):
     name: str
     median_s: float
-    ratio: float  # to the first variant: the median over rounds
-    low: float
-    high: float
+    ratio: Ratio  # to the first variant
 
 
 def interleave(variants: Mapping[str, Callable[[], None]], rounds: int, steps: int) -> list[Timing]:
@@ -24,14 +24,11 @@ def interleave(variants: Mapping[str, Callable[[], None]], rounds: int, steps: i
             if number:
                 seconds[name].append((time.perf_counter() - began) / steps)
     base = next(iter(seconds.values()))
-    timings = []
-    for name, values in seconds.items():
-        ratios = sorted(value / reference for value, reference in zip(values, base, strict=True))
-        timings.append(Timing(name, statistics.median(values), statistics.median(ratios), ratios[0], ratios[-1]))
-    return timings
+    return [Timing(name, statistics.median(values), ratio(values, base)) for name, values in seconds.items()]
 
 
 def table(title: str, timings: list[Timing]) -> str:
     lines = [f"{title}", "| | ms a step | ratio | range by round |", "|---|---|---|---|"]
-    lines += [f"| {t.name} | {1e3 * t.median_s:.3f} | {t.ratio:.3f} | {t.low:.2f}–{t.high:.2f} |" for t in timings]
+    for name, median_s, of in timings:
+        lines.append(f"| {name} | {1e3 * median_s:.3f} | {of.median:.3f} | {of.low:.2f}–{of.high:.2f} |")
     return "\n".join(lines)

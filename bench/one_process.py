@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from loop import LockstepLoop
 from measure import interleave, table
 from torch.utils.data import DataLoader, Dataset
-from workloads import Workload, workload
+from workloads import workload
 
+from lockstep.benchmark.workloads import Workload
 from lockstep.world.world import World
 
 TINY_BATCH = 32

@@ -139,9 +139,10 @@ def compare(work: Work, world: World, rounds: int, steps: int) -> str:
     lines += ["|---|---|---|---|---|---|"]
     for number, timing in enumerate(timings):
         beside = f"{timing.median_s / timings[number - 1].median_s:.3f}" if number % 2 else ""
+        rate, of = work.units / timing.median_s, timing.ratio
         lines.append(
-            f"| {timing.name} | {1e3 * timing.median_s:.1f} | {work.units / timing.median_s:,.0f} | {timing.ratio:.3f} "
-            f"| {timing.low:.2f}–{timing.high:.2f} | {beside} |"
+            f"| {timing.name} | {1e3 * timing.median_s:.1f} | {rate:,.0f} | {of.median:.3f} "
+            f"| {of.low:.2f}–{of.high:.2f} | {beside} |"
         )
     return "\n".join(lines)
 

@@ -20,8 +20,9 @@ import torch.distributed as dist
 from loop import LockstepLoop
 from measure import Timing, interleave, table
 from torch.nn.parallel import DistributedDataParallel
-from workloads import Workload, workload
+from workloads import workload
 
+from lockstep.benchmark.workloads import Workload
 from lockstep.engine.tree_engine import TreeEngine
 from lockstep.testing import ranks
 from lockstep.world.world import World

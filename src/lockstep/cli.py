@@ -10,6 +10,7 @@ import typer
 from lockstep import __version__
 from lockstep.commands import ckpt, submit
 from lockstep.commands.batch import batch
+from lockstep.commands.bench import bench
 from lockstep.commands.chaos import chaos
 from lockstep.commands.doctor import doctor
 from lockstep.commands.init import init
@@ -48,6 +49,7 @@ app.add_typer(ckpt.app)
 app.add_typer(submit.app)
 app.command()(chaos)
 app.command()(batch)
+app.command()(bench)
 app.command()(doctor)
 app.command()(init)
 app.command("plan")(plan_command)

@@ -51,6 +51,23 @@ def test_batch_says_what_it_does() -> None:
         assert part in text
 
 
+def test_bench_says_what_it_does() -> None:
+    text = help_of("bench")
+    for part in (
+        "-n",
+        "--rounds",
+        "--against",
+        "--json",
+        "mlp: ",
+        "tiny: ",
+        "conv: ",
+        "gpt: ",
+        "accelerate",
+        "Exit code 0",
+    ):
+        assert part in text
+
+
 def test_report_and_watch_say_what_they_do() -> None:
     text = help_of("report")
     for part in ("-o", "FILE.html", "--json", "lockstep report runs/digits", "speed-up"):

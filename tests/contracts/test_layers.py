@@ -12,14 +12,14 @@ PACKAGE = Path(lockstep.__file__).parent
 
 ORDER = tuple(
     "errors config events supervision launcher world data engine metrics checkpoint train search recipes "  # noqa: SIM905
-    "observe commands cli".split()
+    "benchmark observe commands cli".split()
 )
 # Beside the others rather than after them: what they may know.
 BESIDE = {
     "supervision": {"errors", "config", "events"},
     "launcher": {"errors", "config", "events", "supervision"},
     "observe": {"errors", "config", "events", "supervision"},
-    "testing": set(ORDER) - {"recipes", "observe", "commands", "cli"},
+    "testing": set(ORDER) - {"recipes", "benchmark", "observe", "commands", "cli"},
     "__init__": set(ORDER),  # names the public API, lazily
     "__main__": {"cli"},
 }

@@ -161,13 +161,18 @@ def make(subject: Subject, place: TrialPlace) -> Failure | None:
     return None
 
 
-def run_to_its_end(command: Sequence[str], variables: Mapping[str, str], output: Any) -> int:
-    """A command's exit code. If we are stopped meanwhile, so is it, with all that it has started."""
+def run_to_its_end(
+    command: Sequence[str], variables: Mapping[str, str], output: Any, errors: Any = subprocess.STDOUT
+) -> int:
+    """A command's exit code. If we are stopped meanwhile, so is it, with all that it has started.
+
+    `output` and `errors`: where they go, as subprocess has it; errors to the output, unless told otherwise.
+    """
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         stdout=output,
-        stderr=subprocess.STDOUT,
+        stderr=errors,
         env=environment.snapshot() | dict(variables),
     )
     try:

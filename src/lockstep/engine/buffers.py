@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from lockstep.data.lanes import Lanes
 from lockstep.engine.channel import Channel
-from lockstep.engine.exchange import Exchange, sum_everywhere
+from lockstep.engine.exchange import Exchange
 from lockstep.engine.tree import TreeSum, leaf
 from lockstep.errors import UserError
 
@@ -128,7 +128,7 @@ class LaneBuffers:
         """Combine with the other ranks' lanes, on the channel's thread; then write the result."""
         if self._slots["mean"]:
             parts = [part.to(channel.carrier) for _, part in self._means]
-            self._set_means(sum_everywhere(exchange, parts, _nothing))
+            self._set_means(exchange.sum(parts, _nothing))
         for index, slot in enumerate(self._slots["max"]):
             lowest = _lowest(slot.tensor) if self._maxima is None else self._maxima[index]
             shared = lowest.to(channel.carrier)

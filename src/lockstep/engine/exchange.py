@@ -1,6 +1,7 @@
 """Sums between ranks, added up along the tree [Note: tree], in place.
 
-A sum is scattered (each rank adds up a part of the buffer) and then gathered. Where a buffer is cut does not matter to
+A sum is scattered (each rank adds up a part of the buffer) and then gathered; between two ranks, whole buffers change
+hands instead. Where a buffer is cut does not matter to
 the bits, because each element is added by itself: so a caller may cut it where it likes, and do something with its own
 part in between.
 """
@@ -8,6 +9,7 @@ part in between.
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from lockstep.data.lanes import Lanes
@@ -25,9 +27,13 @@ class Exchange(Protocol):
     num_ranks: int
     place: int  # of this rank's part, among all parts of a buffer
 
+    def sum(self, parts: Sequence[Tensor], finish: Finish) -> Tensor:
+        """The sum over all ranks, on every rank. `parts` are this rank's tree nodes, flat and equally long; it is in
+        the first of them."""
+        ...
+
     def scatter(self, parts: Sequence[Tensor], cuts: Cuts) -> None:
-        """Sum over all ranks. `parts` are this rank's tree nodes, flat and equally long; in the first of them, this
-        rank's own part of the buffer becomes the sum, and the rest is spoilt."""
+        """The same for this rank's own part of the buffer alone; the rest is spoilt."""
         ...
 
     def gather(self, flat: Tensor, cuts: Cuts) -> None:
@@ -52,8 +58,7 @@ def even_cuts(length: int, num_ranks: int) -> list[int]:
     return [length * place // num_ranks for place in range(num_ranks + 1)]
 
 
-def sum_everywhere(exchange: Exchange, parts: Sequence[Tensor], finish: Finish) -> Tensor:
-    """The sum over all ranks of this rank's tree nodes, on every rank; it is in the first of them."""
+def _sum_by_parts(exchange: Exchange, parts: Sequence[Tensor], finish: Finish) -> Tensor:
     cuts = even_cuts(parts[0].numel(), exchange.num_ranks)
     own = own_part(exchange, cuts)
     exchange.scatter(parts, cuts)
@@ -75,6 +80,9 @@ class RecursiveHalving:
         self._rank = rank
         self.place = place_of(rank, num_ranks)
         self._halves = self._halved()
+
+    def sum(self, parts: Sequence[Tensor], finish: Finish) -> Tensor:
+        return _sum_by_parts(self, parts, finish)
 
     def scatter(self, parts: Sequence[Tensor], cuts: Cuts) -> None:
         (flat,) = parts
@@ -103,6 +111,24 @@ class RecursiveHalving:
         return steps
 
 
+class Swap(RecursiveHalving):
+    """For two ranks with equally many lanes: each sends all that it has, and both add up.
+
+    The bytes are those of halving, in one message instead of two, one after the other. In a small buffer nearly all of
+    the time is that of a message.
+    """
+
+    def sum(self, parts: Sequence[Tensor], finish: Finish) -> Tensor:
+        (flat,) = parts
+        incoming, peer = self._channel.scratch(flat, flat.numel()), 1 - self._rank
+        self._channel.exchange([Message(peer, flat)], [Message(peer, incoming)])
+        # In the tree's order on both: of two NaNs, a sum has the first one's bits.
+        left, right = (flat, incoming) if self._rank < peer else (incoming, flat)
+        torch.add(left, right, out=flat)
+        finish(flat, 0)
+        return flat
+
+
 class AlignedNodes:
     """For any number of ranks and any blocks of lanes.
 
@@ -117,6 +143,9 @@ class AlignedNodes:
         self._channel = channel
         self._rank = rank
         self._others = [other for other in range(self.num_ranks) if other != rank]
+
+    def sum(self, parts: Sequence[Tensor], finish: Finish) -> Tensor:
+        return _sum_by_parts(self, parts, finish)
 
     def scatter(self, parts: Sequence[Tensor], cuts: Cuts) -> None:
         slices = self._slices(cuts)
@@ -155,7 +184,7 @@ def choose_exchange(channel: Channel, rank: int, lanes: Lanes) -> Exchange:
     num_ranks = len(lanes.shares)
     is_power_of_two = num_ranks & (num_ranks - 1) == 0
     if is_power_of_two and len({len(share) for share in lanes.shares}) == 1:
-        return RecursiveHalving(channel, rank, num_ranks)
+        return (Swap if num_ranks == 2 else RecursiveHalving)(channel, rank, num_ranks)
     return AlignedNodes(channel, rank, lanes)
 
 

@@ -17,7 +17,7 @@ from torch.nn import Parameter
 
 from lockstep.engine.buckets import Bucket
 from lockstep.engine.channel import Channel, Job
-from lockstep.engine.exchange import Exchange, own_part, sum_everywhere
+from lockstep.engine.exchange import Exchange, own_part
 from lockstep.engine.scaling import scale_gradients
 from lockstep.engine.sharding import Sharding
 from lockstep.engine.tree import Node, TreeSum, cover, leaf
@@ -236,7 +236,7 @@ class ManyRanksGradients(GradientTree):
 
     def _submit(self, number: int, parts: Sequence[Tensor]) -> Job:
         finish = partial(self._scale_sum, self._buckets[number])
-        return self._channel.submit(sum_everywhere, self._exchange, parts, finish)
+        return self._channel.submit(self._exchange.sum, parts, finish)
 
     def _scale_sum(self, bucket: Bucket, summed: Tensor, start: int) -> None:
         assert self._scale is not None

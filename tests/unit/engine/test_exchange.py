@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lockstep.data.lanes import Lanes, share_lanes
 from lockstep.engine.channel import Message
-from lockstep.engine.exchange import AlignedNodes, RecursiveHalving, choose_exchange, sum_everywhere
+from lockstep.engine.exchange import AlignedNodes, RecursiveHalving, Swap, choose_exchange
 from lockstep.engine.tree import TreeSum, cover, leaf
 
 TIMEOUT_S = 20.0
@@ -59,7 +59,7 @@ def sum_on_ranks(lanes: Lanes, leaves: Tensor, divisor: float = 1.0) -> tuple[li
         for lane in lanes.of(rank):
             sums.push(leaf(lane), leaves[lane].clone())
         exchange = choose_exchange(channels[rank], rank, lanes)
-        results[rank] = sum_everywhere(exchange, [part for _, part in sums], divide)
+        results[rank] = exchange.sum([part for _, part in sums], divide)
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(lanes.shares))]
     for thread in threads:
@@ -106,8 +106,15 @@ def test_any_other_number_sends_at_most_a_third_more(num_lanes: int) -> None:
         assert sum(sent) == pytest.approx(ring * (num_nodes / num_ranks + 1) / 2, rel=1e-3)
 
 
+def test_two_ranks_have_the_same_bits_also_of_a_nan() -> None:
+    nans = torch.tensor([[0x7FC00001], [0x7FC00002]], dtype=torch.int32).view(torch.float32)
+    ours, theirs = (result.view(torch.int32) for result in sum_on_ranks(share_lanes(2, 2), nans)[0])
+    assert torch.equal(ours, theirs)
+
+
 def test_the_algorithm_that_fits_is_chosen() -> None:
     channel: Any = WiredChannel(0, Wires())
-    assert isinstance(choose_exchange(channel, 0, share_lanes(8, 4)), RecursiveHalving)
+    assert isinstance(choose_exchange(channel, 0, share_lanes(8, 2)), Swap)
+    assert type(choose_exchange(channel, 0, share_lanes(8, 4))) is RecursiveHalving
     assert isinstance(choose_exchange(channel, 0, share_lanes(8, 3)), AlignedNodes)
     assert isinstance(choose_exchange(channel, 0, share_lanes(8, 2, [1, 7])), AlignedNodes)

@@ -45,18 +45,6 @@ app = typer.Typer(
     },
 )
 
-app.add_typer(ckpt.app)
-app.add_typer(submit.app)
-app.command()(chaos)
-app.command()(batch)
-app.command()(bench)
-app.command()(doctor)
-app.command()(init)
-app.command("plan")(plan_command)
-app.command()(report)
-app.command()(watch)
-app.command(cls=ConfigOrScript)(verify)
-
 
 @app.callback(invoke_without_command=True)
 def options(version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False) -> None:
@@ -130,6 +118,20 @@ def run(
     if plan is not None:
         raise typer.Exit(start(plan, target))
     _run_here(target)
+
+
+# In the order in which `--help` lists them, after those above; groups come last.
+app.command(cls=ConfigOrScript, short_help="Is it the same on one process and on N, bit for bit?")(verify)
+app.command(short_help="Watch a run, in the terminal or in the browser.")(watch)
+app.command(short_help="Tell how a run went, and where its time went.")(report)
+app.command("plan", short_help="Predict the speed-up on more processes.")(plan_command)
+app.command(short_help="Find the largest batch that fits into memory, and the fastest.")(batch)
+app.command(short_help="Is this machine fit, and how do its processes get on?")(doctor)
+app.command(short_help="What a step costs here, beside other ways to train.")(bench)
+app.command(short_help="Train while being killed, and check that nothing was lost.")(chaos)
+app.command(short_help="Write a training script to start from.")(init)
+app.add_typer(ckpt.app)
+app.add_typer(submit.app, short_help="Write a job for Slurm or Kubernetes.")
 
 
 def main() -> None:

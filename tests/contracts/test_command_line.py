@@ -29,6 +29,7 @@ def test_the_command_lists_its_commands() -> None:
     text = help_of()
     for name in [*COMMANDS, "verify"]:
         assert f" {name} " in text
+    assert "..." not in text.partition("Commands:")[2], "each is told whole"
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -18,7 +18,7 @@ from tests.pods import as_kubernetes_starts_it
 
 # It asks its own agent to stop in the middle, once: as a scheduler would.
 SCRIPT = """
-import os, pathlib, signal, sys
+import os, signal, sys, time
 import torch, lockstep
 
 def loss(model, batch):
@@ -36,6 +36,7 @@ def main(world):
         step.update(optimizer)
         if step.number == 4 and "stop" in sys.argv and world.rank == 0:
             os.kill(int(os.environ["LOCKSTEP_AGENT_PID"]), signal.SIGTERM)
+            time.sleep(2)  # it must hear of it before the last step
 
 if __name__ == "__main__":
     lockstep.launch(main)

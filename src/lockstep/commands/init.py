@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from lockstep.errors import UserError
+from lockstep.commands.new_file import write_new
 
 _SKELETON = Path(__file__).with_name("skeleton.py")
 
@@ -21,13 +21,7 @@ def init(
     lockstep run -n 2 train.py
     """
     text = _SKELETON.read_text().replace("train.py", script.name).replace("runs/train", f"runs/{script.stem}")
-    try:
-        with script.open("x") as file:  # never over somebody's script
-            file.write(text)
-    except FileExistsError:
-        raise UserError(f"{script} exists: choose another name") from None
-    except OSError as error:
-        raise UserError(f"{script} cannot be written: {error.strerror or error}") from None
+    write_new(script, text, "choose another name")
     print(f"wrote {script}: your data, model, loss and metrics stand at its top")
     path = shlex.quote(str(script))
     print(f"run it: python {path}, or lockstep run -n 2 {path}")

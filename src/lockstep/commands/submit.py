@@ -15,8 +15,8 @@ from lockstep.commands.job_request import (
     read_machines,
     read_time,
 )
+from lockstep.commands.new_file import write_new
 from lockstep.commands.submitted import understand
-from lockstep.errors import UserError
 
 app = typer.Typer(
     name="submit",
@@ -162,11 +162,5 @@ def _write(text: str, path: Path | None, *, force: bool) -> None:
     if path is None:
         print(text, end="")
         return
-    try:
-        with path.open("w" if force else "x") as file:
-            file.write(text)
-    except FileExistsError:
-        raise UserError(f"{path} exists: choose another name, or write over it with --force") from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror or error}") from None
+    write_new(path, text, "choose another name, or write over it with --force", force=force)
     print(f"wrote {path}")

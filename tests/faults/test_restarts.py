@@ -296,9 +296,8 @@ def test_a_machine_that_is_done_is_not_waited_for(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_agent_of_a_lost_machine_can_be_replaced(tmp_path: Path, undisturbed: str) -> None:
-    told = tmp_path / "rank-1.step"
     with two_machines(tmp_path, pause_s=0.1) as (first, second):
-        wait_for(lambda: told.exists() and int(told.read_text().split()[0]) >= 7, 60, "step 7")
+        wait_for(lambda: step_of(tmp_path, 1) >= 7, 60, "step 7")
         second.kill()
         second.wait()
         with started(second.args, tmp_path) as third:

@@ -3,10 +3,10 @@
     .venv/bin/python bench/activation_checkpointing.py [--depth 12] [--width 256] [--length 256] [--batch 16]
         [--rounds 8] [--steps 2] [--device auto]
 
-One process, one thread, a single lane. Times are interleaved in one process. Peaks are of processes of their own, one
-for each round and kind: on a CPU the resident memory at its highest above what there was before the model was made, on
-a GPU what torch had allocated at most. Both include weights, gradients and the optimizer's state. On a CPU, what is
-resident depends on what the C library keeps of freed memory: "needed" is with all of it given back at once.
+One process, one thread, a single lane. Times are interleaved in one process. Peaks are measured in a new process for
+each round and kind: on a CPU the peak resident memory above that before the model was made, on a GPU the peak of
+torch's allocator. Both include weights, gradients and the optimizer's state. On a CPU, resident memory depends on how
+much freed memory the C library keeps: "needed" is with all of it returned at once.
 """
 
 import argparse
@@ -19,13 +19,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from loop import LockstepLoop
-from measure import interleave, table
 from torch.utils.data import TensorDataset
 
-from lockstep.benchmark.workloads import GPT, Workload, predict
-from lockstep.world.memory import peak_memory_bytes
-from lockstep.world.setup import setup_distributed
+from lockstep.bench.bench_models import GPT, Workload, next_token_loss
+from lockstep.bench.contender_loops import LockstepLoop
+from lockstep.bench.interleaved_timing import interleave, timing_table
+from lockstep.world.process_group import setup_distributed
+from lockstep.world.process_memory import peak_memory_bytes
 
 KINDS: dict[str, dict[str, Any]] = {
     "kept": {},
@@ -43,7 +43,7 @@ def make_loop(sizes: argparse.Namespace, kind: str) -> LockstepLoop:
     text = torch.randint(0, VOCABULARY, (sizes.batch * 4, sizes.length + 1), generator=generator)
     data = TensorDataset(text[:, :-1].contiguous(), text[:, 1:].contiguous())
     heads = 8
-    work = Workload(lambda: GPT(VOCABULARY, sizes.width, sizes.depth, sizes.length, heads), data, predict)
+    work = Workload(lambda: GPT(VOCABULARY, sizes.width, sizes.depth, sizes.length, heads), data, next_token_loss)
     make = partial(torch.optim.AdamW, lr=1e-4)
     return LockstepLoop(work, world, sizes.batch, 1, make, **KINDS[kind])
 
@@ -55,7 +55,7 @@ def advance(loop: LockstepLoop, steps: int) -> None:
 
 
 def peak_of(sizes: argparse.Namespace, kind: str) -> None:
-    """Of this process, printed."""
+    """Print the peak memory of this process."""
     device = setup_distributed(device=None if sizes.device == "auto" else sizes.device).device
     name = "peak_device_bytes" if device.type == "cuda" else "peak_host_bytes"
     before = peak_memory_bytes(device)[name]
@@ -105,7 +105,7 @@ def main() -> None:
     timings = interleave(
         {kind: partial(advance, loop, sizes.steps) for kind, loop in loops.items()}, sizes.rounds, sizes.steps
     )
-    print(table(shape, timings), flush=True)
+    print(timing_table(shape, timings), flush=True)
     for loop in loops.values():
         loop.run.close()
 

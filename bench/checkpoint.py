@@ -1,4 +1,4 @@
-"""What saving and resuming cost.
+"""The cost of saving and resuming.
 
     .venv/bin/python bench/checkpoint.py [--rounds 9] [--megabytes 200] [--device cpu]
 
@@ -21,8 +21,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from lockstep.checkpoint.saver import Content, Saver
-from lockstep.checkpoint.store import Retention, Store
+from lockstep.checkpoint.async_saver import SaveContent, Saver
+from lockstep.checkpoint.checkpoint_store import CheckpointStore, Retention
 from lockstep.errors import Stopped
 from lockstep.train.run import Run
 from lockstep.world.world import World
@@ -50,7 +50,7 @@ def flush(path: Path) -> None:
 
 
 def forget(path: Path) -> None:
-    """Out of the page cache: the next reader goes to the disk."""
+    """Drop a file from the page cache, so that the next reader goes to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     os.close(descriptor)
@@ -61,14 +61,14 @@ def measure_saving(folder: Path, state: Mapping[str, Mapping[str, Tensor]], roun
     seconds: Seconds = {name: [] for name in ("torch.save", "torch.save + fsync", "stall", "write", "plain write")}
     num_bytes = sum(tensor.nbytes for part in state.values() for tensor in part.values())
     content = os.urandom(2**20) * (num_bytes // 2**20)
-    for number in range(rounds + 1):  # the first makes room for the copies, and does not count
+    for number in range(rounds + 1):  # the first allocates the copies, and does not count
         path = folder / f"{number}.pt"
         blocking = timed(lambda path=path: torch.save(state, path))  # type: ignore[misc]
         flushing = timed(lambda path=path: flush(path))  # type: ignore[misc]
         path.unlink()
         stall = timed(
             lambda number=number: saver.save(
-                Content(number + 1, state, {}, late=("first_moment", "second_moment")), Retention(1)
+                SaveContent(number + 1, state, {}, late=("first_moment", "second_moment")), Retention(1)
             )
         )  # type: ignore[misc]
         outcome = saver.wait()
@@ -92,7 +92,7 @@ def measure_saving(folder: Path, state: Mapping[str, Mapping[str, Tensor]], roun
 
 
 def measure_loading(folder: Path, rounds: int) -> None:
-    store = Store(folder / "checkpoints")
+    store = CheckpointStore(folder / "checkpoints")
     (step,) = store.steps()
     files = sorted(store.path(step).glob("*.safetensors"))
     own = {file.name: {name: torch.empty_like(t) for name, t in load_file(file).items()} for file in files}
@@ -118,7 +118,7 @@ def measure_loading(folder: Path, rounds: int) -> None:
                 value = timed(load)
                 if number:
                     seconds[name].append(value)
-        print(f"\nloading from the {where}, into tensors that are there: median (range)")
+        print(f"\nloading from the {where}, into existing tensors: median (range)")
         for name, values in seconds.items():
             print(f"  {name:<20} {summary(values)}")
         print(f"  verified / unverified       {ratio(seconds['verified'], seconds['unverified'])}")
@@ -146,7 +146,7 @@ def measure_resuming(folder: Path, rounds: int, batch: int = 8, steps: int = 400
         optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=1e-9))
         first = 0.0
         try:
-            for step in run.open_steps(run.loader(Numbers(batch * steps), batch, lanes=1), epochs=1):
+            for step in run.steps(run.loader(Numbers(batch * steps), batch, lanes=1), epochs=1, finish=False):
                 first = first or time.perf_counter() - began
                 step.accumulate(lambda model, rows: (model(rows).sum(), len(rows)), model)
                 step.update(optimizer)

@@ -1,9 +1,9 @@
-"""Gradients that travel compressed: bytes of a step, its time, and the accuracy on `digits` after equal steps.
+"""Gradient compression: bytes and time of a step, and the accuracy on `digits` after equal steps.
 
     .venv/bin/python bench/compression.py [--processes 2] [--steps 250] [--seeds 3]
 
-Fast mode, one thread a process. Bytes are those that a rank hands over to be sent; without compression, what the same
-exchange would send. Times are of the whole step, one kind after another: for a comparison, take them as a hint.
+Fast mode, one thread per process. Bytes are those that a rank sends; without compression, what the same exchange would
+send. Times are of whole steps, one kind after another: not interleaved, so only a hint.
 """
 
 import argparse
@@ -15,7 +15,8 @@ import torch
 
 from lockstep.recipes.registry import load_recipe
 from lockstep.testing import ranks
-from lockstep.train.optimizer import build_optimizer
+from lockstep.train.optim.optimizer_factory import build_optimizer
+from lockstep.train.recipe import made_for
 from lockstep.train.run import Run
 from lockstep.world.world import World
 
@@ -30,7 +31,7 @@ KINDS: dict[str, Any] = {
 
 
 class Outcome(NamedTuple):
-    sent: int  # bytes a step; 0 where nobody counts
+    sent: int  # bytes a step; 0 where they are not counted
     uncompressed: int
     step_s: float
     accuracy: float
@@ -39,6 +40,7 @@ class Outcome(NamedTuple):
 def train(world: World, kind: Any, steps: int, seed: int) -> Outcome:
     torch.set_num_threads(1)
     recipe, config = load_recipe("digits", [f"seed={seed}"])
+    recipe = made_for(config, recipe)
     run = Run(None, world, seed=seed, determinism="fast", compression=kind)
     model = run.prepare(recipe.model(config))
     assert config.batch.global_batch is not None
@@ -46,7 +48,7 @@ def train(world: World, kind: Any, steps: int, seed: int) -> Outcome:
     splits = recipe.data(config)
     loader = run.loader(splits.train, config.batch.global_batch, lanes=config.lanes)
     began = time.perf_counter()
-    for step in run.open_steps(loader, steps=steps):
+    for step in run.steps(loader, steps=steps, finish=False):
         step.accumulate(recipe.loss, model)
         step.update(optimizer)
     step_s = (time.perf_counter() - began) / steps

@@ -22,7 +22,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from measure import interleave, table
 from pymoo.algorithms.moo.nsga2 import NSGA2
 from pymoo.algorithms.soo.nonconvex.ga import GA
 from pymoo.core.algorithm import Algorithm
@@ -34,9 +33,10 @@ from pymoo.optimize import minimize
 from pymoo.problems.static import StaticProblem
 from torch import Tensor
 
+from lockstep.bench.interleaved_timing import interleave, timing_table
 from lockstep.search.evolution import Evolution, EvolutionSettings
 from lockstep.search.genome import FloatGene, Genome
-from lockstep.world.randomness import stream
+from lockstep.world.keyed_random import stream
 
 SEEDS = range(101, 112)
 EVALUATIONS_OF_ONE_COST = 20_000
@@ -204,7 +204,8 @@ def speed(rounds: int, size: int = 10_000) -> None:
             "pymoo": pymoo_generation(case, size, costs),
             "ours": our_generation(case, size, costs),
         }
-        print(table(f"a generation, {size} × 50 genes, costs: {num_objectives}", interleave(variants, rounds, 1)))
+        timings = interleave(variants, rounds, 1)
+        print(timing_table(f"a generation, {size} × 50 genes, costs: {num_objectives}", timings))
 
 
 def main() -> None:

@@ -1,11 +1,11 @@
-"""How well the evaluation pool shares work out: designs of very unequal cost, on 2, 4 and 8 processes.
+"""How well the evaluation pool balances designs of very unequal cost, on 2, 4 and 8 processes.
 
     python bench/pool.py
 
-A fitness that sleeps for a lognormal time (so that any machine has cores enough), the same for every number of
-processes; then the same with the last rank at a third of the others' speed. The ideal is all of it shared by speed, or
-the longest single design if that takes longer. Beside the pool stands a split in equal blocks, as a loop written by
-hand has it. Times are of whole generations, with the exchange of the results.
+The fitness sleeps for a lognormal time (so that any machine has enough cores), the same for every number of processes;
+then again with the last rank at a third of the others' speed. The ideal is all of the work shared by speed, or the
+longest single design if that takes longer. The pool is compared with a split into equal blocks, as a hand-written loop
+has it. Times are of whole generations, including the exchange of results.
 """
 
 import argparse
@@ -21,13 +21,13 @@ from typing import Any
 import torch
 
 import lockstep
-from lockstep.search.archive import Archive
-from lockstep.search.evaluators import OneByOne
+from lockstep.search.design_archive import DesignArchive
+from lockstep.search.evaluation_pool import EvaluationPool
+from lockstep.search.evaluation_records import EvaluationRecords
+from lockstep.search.evaluators import ScalarEvaluator
 from lockstep.search.genome import FloatGene, Genome
-from lockstep.search.pool import Pool
 from lockstep.search.problem import Objective, Problem
-from lockstep.search.records import Records
-from lockstep.world.objects import all_gather_object
+from lockstep.world.object_collectives import all_gather_object
 from lockstep.world.world import World
 
 MEAN_S = 0.02
@@ -53,12 +53,14 @@ def worker(world: World) -> None:
         time.sleep(slowness * sleeps[design["number"]])
         return float(design["number"])
 
-    pool = Pool(Problem(GENOME, (Objective("cost"),), OneByOne(cost)), world, 0, Records(None, world))
+    pool = EvaluationPool(
+        Problem(GENOME, (Objective("cost"),), ScalarEvaluator(cost)), world, 0, EvaluationRecords(None, world)
+    )
     for generation in range(GENERATIONS):
         sleeps = dict(zip(rows.flatten().tolist(), times(designs, generation), strict=True))
         lockstep.barrier()
         started = time.perf_counter()
-        pool.evaluate(rows, generation, Archive(GENOME, 1))
+        pool.evaluate(rows, generation, DesignArchive(GENOME, 1))
         shared_s = time.perf_counter() - started
         lockstep.barrier()
         started = time.perf_counter()

@@ -2,9 +2,9 @@
 
     .venv/bin/python bench/recipes.py [--only resnet|gpt] [--rounds 6] [--steps 5] [--tiny] [--device auto]
 
-One process, bf16, eager, data that is on the device already. The hand-written loops are plain autocast loops; "pieces"
-are backward passes over parts of the batch, one after another, as lanes are. The variants alternate in one process, and
-before each its kernels are chosen: the fastest, or those that repeat their bits. `--tiny`: small sizes, for a CPU.
+One process, bf16, eager, data already on the device. The hand-written loops are plain autocast loops; "pieces"
+are backward passes over parts of the batch, one after another, as lanes are. The variants alternate in one process;
+each chooses its kernels first: the fastest, or deterministic ones. `--tiny`: small sizes, for a CPU.
 """
 
 import argparse
@@ -12,19 +12,19 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from measure import interleave
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from lockstep.config.environment import choose_cublas_workspace
-from lockstep.config.schema import Config
+from lockstep.bench.interleaved_timing import interleave
+from lockstep.config.environment import set_cublas_workspace
+from lockstep.config.train_schema import Config
 from lockstep.recipes.registry import load_recipe
-from lockstep.recipes.resnet.network import VARIANTS, Residual
-from lockstep.train.optimizer import build_optimizer
+from lockstep.recipes.resnet.resnet_network import VARIANTS, ResNet
+from lockstep.train.optim.optimizer_factory import build_optimizer
 from lockstep.train.recipe import made_for
 from lockstep.train.run import Run
-from lockstep.world.arithmetic import set_arithmetic
-from lockstep.world.setup import setup_distributed
+from lockstep.world.determinism import set_determinism_flags
+from lockstep.world.process_group import setup_distributed
 from lockstep.world.world import World
 
 NUM_BATCHES = 4  # of different samples
@@ -52,7 +52,7 @@ def resnet(device: torch.device, is_tiny: bool) -> Work:
     return Work(
         f"{variant}, {batch} × 3 × {side} × {side}",
         config,
-        lambda: Residual(VARIANTS[variant], classes, half, half / 2),
+        lambda: ResNet(VARIANTS[variant], classes, half, half / 2),
         made_for(config, recipe).loss,
         (pixels, labels),
         batch,
@@ -89,7 +89,7 @@ def by_hand(work: Work, world: World, steps: int, *, deterministic: bool, pieces
     batches = list(zip(*(tensor.split(work.batch) for tensor in work.samples), strict=True))
 
     def run() -> None:
-        set_arithmetic(device, tf32=False, deterministic=deterministic)
+        set_determinism_flags(device, tf32=False, deterministic=deterministic)
         for number in range(steps):
             batch = batches[number % NUM_BATCHES]
             for piece in zip(*(tensor.chunk(pieces) for tensor in batch), strict=True):
@@ -110,10 +110,10 @@ def by_recipe(work: Work, world: World, steps: int, *, determinism: str, lanes: 
     model = run.prepare(work.model())
     optimizer = run.optimizer(model, build_optimizer(model, work.config.optim, work.batch))
     loader = run.loader(TensorDataset(*work.samples), work.batch, lanes=lanes)
-    coming = iter(run.open_steps(loader, steps=10**9))
+    coming = iter(run.steps(loader, steps=10**9, finish=False))
 
     def advance() -> None:
-        set_arithmetic(world.device, tf32=False, deterministic=determinism == "lockstep")
+        set_determinism_flags(world.device, tf32=False, deterministic=determinism == "lockstep")
         for _ in range(steps):
             step = next(coming)
             step.accumulate(work.loss, model)
@@ -161,7 +161,7 @@ def main() -> None:
     arguments.add_argument("--device", default="auto")
     options = arguments.parse_args()
     torch.set_num_threads(1)
-    choose_cublas_workspace()  # before the first product, for all variants alike: later it has no effect
+    set_cublas_workspace()  # before the first product, for all variants alike: later it has no effect
     world = setup_distributed(device=None if options.device == "auto" else options.device)
     for name, make in WORKS.items():
         if options.only in (None, name):

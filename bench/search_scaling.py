@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from lockstep.events.jsonl import read_lines
+from lockstep.events.jsonl import read_jsonl
 
 SETTINGS = ("max_generations=3", "network=null", "wing.pictures=no")
 
@@ -30,7 +30,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             command = [sys.executable, "-m", "lockstep", "train", "wing", *SETTINGS, "--run", folder, "--quiet"]
             subprocess.run([*command, f"population_size={options.designs}", "-n", str(processes)], check=True)
-            events = list(read_lines(Path(folder) / "events.jsonl"))
+            events = list(read_jsonl(Path(folder) / "events.jsonl"))
         seconds = statistics.median([event["evaluate_s"] for event in events if "generation" in event][1:])
         first_s = seconds * processes if first_s is None else first_s
         ratio = first_s / seconds

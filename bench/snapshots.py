@@ -1,11 +1,11 @@
-"""What snapshots in memory cost: training with them against training without, which may be 1.02 at most.
+"""The cost of snapshots in memory: training with them against training without; the target ratio is 1.02.
 
     .venv/bin/python bench/snapshots.py [--processes 1 2] [--model conv] [--batch 64] [--rounds 20] [--seconds 4]
 
-Each variant trains for about so many seconds a round, in turn; one thread a process, AdamW, nothing goes to the disk. A
-snapshot falls into some rounds and not into others, so that the sums over all rounds are compared, not medians. The
-clock of the snapshots stands still while the other variants train. Processor time is rank 0's: it says something on a
-busy machine too.
+Each variant trains for about `--seconds` per round, in turn; one thread per process, AdamW, nothing is written to disk.
+Snapshots fall into some rounds and not into others, so that sums over all rounds are compared, not medians. The clock
+of the snapshots stands still while the other variants train. Processor time is rank 0's, and meaningful on a busy
+machine too.
 """
 
 import argparse
@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from workloads import workload
 
-from lockstep.events.jsonl import read_lines
+from lockstep.bench.bench_models import build_workload
+from lockstep.events.jsonl import read_jsonl
 from lockstep.testing import ranks
 from lockstep.train.run import Run
 from lockstep.world.collectives import barrier
-from lockstep.world.objects import broadcast_object
+from lockstep.world.object_collectives import broadcast_object
 from lockstep.world.world import World
 
 VARIANTS = ("without", "without again", "with")
@@ -33,19 +33,19 @@ class Figures(NamedTuple):
     steps: int  # a round
     seconds: dict[str, list[float]]  # by variant and round
     processor_s: dict[str, float]  # by variant
-    costs_s: list[float]  # as each snapshot was counted
+    costs_s: list[float]  # of each snapshot, as the run counts it
     num_bytes: int
 
 
 class Variant:
     def __init__(self, world: World, folder: Path, model: str, batch: int, *, snapshots: bool) -> None:
-        work = workload(model, batch * 64)
+        work = build_workload(model, batch * 64)
         os.environ["TORCHELASTIC_MAX_RESTARTS"] = str(int(snapshots))
         self.run = Run(folder, world, sinks=[])
         self.folder = folder
         module = self.run.prepare(work.make_model())
         optimizer = self.run.optimizer(module, lambda params: torch.optim.AdamW(params, lr=1e-4))
-        training = iter(self.run.open_steps(self.run.loader(work.data, batch, lanes=4), steps=10**9))
+        training = iter(self.run.steps(self.run.loader(work.data, batch, lanes=4), steps=10**9, finish=False))
 
         def step() -> None:
             made = next(training)
@@ -59,7 +59,7 @@ class Variant:
         self.processor_s = 0.0
 
     def train(self, steps: int) -> float:
-        checkpoints = self.run._continuity._checkpoints
+        checkpoints = self.run._checkpointer._storage
         assert checkpoints is not None
         barrier()
         began, began_cpu = time.perf_counter(), time.process_time()
@@ -85,7 +85,7 @@ def compare(world: World, place: str, model: str, batch: int, rounds: int, secon
     processor_s = {name: variant.processor_s for name, variant in variants.items()}
     for variant in variants.values():
         variant.run.finish()
-    events = [each for each in read_lines(variants["with"].folder / "ranks" / "0.jsonl") if each.get("in_memory")]
+    events = [each for each in read_jsonl(variants["with"].folder / "ranks" / "0.jsonl") if each.get("in_memory")]
     costs = [event["stall_s"] + event["write_s"] for event in events]
     return Figures(steps, told, processor_s, costs, events[-1]["num_bytes"] if events else 0)
 
@@ -93,10 +93,10 @@ def compare(world: World, place: str, model: str, batch: int, rounds: int, secon
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--processes", type=int, nargs="+", default=[1, 2])
-    arguments.add_argument("--model", default="conv", help="conv, mlp-0.15M, mlp-9M or gpt-9M")
+    arguments.add_argument("--model", default="conv", help="tiny, mlp, mlp-9M, conv, gpt or gpt-9M")
     arguments.add_argument("--batch", type=int, default=64)
     arguments.add_argument("--rounds", type=int, default=20)
-    arguments.add_argument("--seconds", type=float, default=4.0, help="that each variant trains in a round")
+    arguments.add_argument("--seconds", type=float, default=4.0, help="for which each variant trains per round")
     options = arguments.parse_args()
     for processes in options.processes:
         with tempfile.TemporaryDirectory(dir=".") as place:

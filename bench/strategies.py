@@ -1,8 +1,8 @@
-"""Strategies against each other: time of a step, and bytes of weights and optimizer on each rank.
+"""Parallelism strategies: time of a step, and bytes of weights and optimizer state on each rank.
 
     .venv/bin/python bench/strategies.py [--processes 2] [--lanes 4] [--rounds 12] [--steps 8]
 
-One thread a process, AdamW, everything through `Run`.
+One thread per process, AdamW, every variant through `lockstep.Run`.
 """
 
 import argparse
@@ -10,10 +10,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from loop import LockstepLoop
-from measure import Timing, interleave, table
-from workloads import workload
 
+from lockstep.bench.bench_models import build_workload
+from lockstep.bench.contender_loops import LockstepLoop
+from lockstep.bench.interleaved_timing import VariantTiming, interleave, timing_table
 from lockstep.testing import ranks
 from lockstep.world.world import World
 
@@ -33,16 +33,16 @@ class Sizes(NamedTuple):
 
 
 def sizes(loop: LockstepLoop) -> Sizes:
-    here = loop.run._parts.strategy.optimizer_here(loop.optimizer)
+    here = loop.run._state.strategy.optimizer_here(loop.optimizer)
     state = [value for each in here.state.values() for value in each.values() if isinstance(value, torch.Tensor)]
     return Sizes(sum(map(_bytes_here, loop.model.parameters())), sum(map(_bytes_here, state)))
 
 
 def compare(
     world: World, name: str, batch: int, lanes: int, steps: int, rounds: int
-) -> tuple[list[Timing], dict[str, Sizes]]:
+) -> tuple[list[VariantTiming], dict[str, Sizes]]:
     torch.set_num_threads(1)
-    work = workload(name, batch * steps)
+    work = build_workload(name, batch * steps)
     make = partial(torch.optim.AdamW, lr=1e-4)
     loops = {kind: LockstepLoop(work, world, batch, lanes, make, **options) for kind, options in STRATEGIES.items()}
     timings = interleave({kind: partial(loop.advance, steps) for kind, loop in loops.items()}, rounds, steps)
@@ -62,7 +62,8 @@ def main() -> None:
     for name, batch in WORKLOADS.items():
         group = ranks(options.processes, timeout_s=1500)
         answers = group.run(compare, name, batch, options.lanes, options.steps, options.rounds)
-        print(table(f"{name}: {options.processes} processes, {options.lanes} lanes, batch {batch}", answers[0][0]))
+        title = f"{name}: {options.processes} processes, {options.lanes} lanes, batch {batch}"
+        print(timing_table(title, answers[0][0]))
         print("| | weights, bytes by rank | optimizer, bytes by rank |\n|---|---|---|")
         for kind in STRATEGIES:
             weights = ", ".join(f"{found[kind].weights:,}" for _, found in answers)

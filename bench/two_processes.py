@@ -2,9 +2,9 @@
 
     .venv/bin/python bench/two_processes.py [--processes 2] [--lanes 4] [--rounds 12] [--steps 8] [--bucket-mb 4]
 
-One thread a process. DDP is as fast as it gets: `gradient_as_bucket_view`, `no_sync` in all but the last micro-step.
-Bytes are what rank 0's engine sent in one step; a ring's are 2 (W - 1) / W times the gradients. Peak memory is of a
-process that does nothing else, above what it needed before the first step.
+One thread per process. DDP is set up to be fast: `gradient_as_bucket_view`, `no_sync` in all but the last micro-step.
+Bytes are what rank 0's engine sent in one step; a ring sends 2 (W - 1) / W times the gradients. Peak memory is measured
+in a process that does nothing else, above what it needed before the first step.
 """
 
 import argparse
@@ -16,13 +16,11 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-import torch.distributed as dist
-from loop import LockstepLoop
-from measure import Timing, interleave, table
 from torch.nn.parallel import DistributedDataParallel
-from workloads import workload
 
-from lockstep.benchmark.workloads import Workload
+from lockstep.bench.bench_models import Workload, build_workload
+from lockstep.bench.contender_loops import LockstepLoop
+from lockstep.bench.interleaved_timing import VariantTiming, interleave, timing_table
 from lockstep.engine.tree_engine import TreeEngine
 from lockstep.testing import ranks
 from lockstep.world.world import World
@@ -47,16 +45,15 @@ def hand_written(work: Workload, world: World, batch: int, lanes: int, steps: in
                     loss_sum, count = work.loss_sum(replicas, part)
                     (loss_sum / (count * per_rank)).backward()
             optimizer.step()
-        dist.barrier()
 
     return run
 
 
 def compare(
     world: World, name: str, batch: int, lanes: int, steps: int, rounds: int, bucket_mb: float
-) -> tuple[list[Timing], int, int]:
+) -> tuple[list[VariantTiming], int, int]:
     torch.set_num_threads(1)
-    work = workload(name, batch * steps)
+    work = build_workload(name, batch * steps)
     tree, fast = (
         LockstepLoop(work, world, batch, lanes, SGD, determinism=determinism, bucket_mb=bucket_mb)
         for determinism in ("lockstep", "fast")
@@ -72,10 +69,10 @@ def compare(
         steps,
     )
     engine = tree.run._loop.engine
-    assert isinstance(engine, TreeEngine) and engine.channel is not None
-    before = engine.channel.bytes_sent
+    assert isinstance(engine, TreeEngine) and engine.comm is not None
+    before = engine.comm.bytes_sent
     tree.advance(steps)
-    sent = (engine.channel.bytes_sent - before) // steps
+    sent = (engine.comm.bytes_sent - before) // steps
     tree.run.close()
     fast.run.close()
     return timings, sent, 4 * sum(parameter.numel() for parameter in work.make_model().parameters())
@@ -84,7 +81,7 @@ def compare(
 def peak_memory(world: World, name: str, batch: int, lanes: int, kind: str) -> int:
     """Bytes that training needed at its most, beyond the process before it."""
     torch.set_num_threads(1)
-    work = workload(name, batch * 4)
+    work = build_workload(name, batch * 4)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     if kind == "ddp":
         hand_written(work, world, batch, lanes, 4)()
@@ -116,10 +113,10 @@ def main() -> None:
             compare, name, batch, options.lanes, options.steps, options.rounds, options.bucket_mb
         )[0]
         ring = 2 * size * (options.processes - 1) // options.processes
-        print(table(f"{name}: {options.processes} processes, {options.lanes} lanes, batch {batch}", timings))
+        print(timing_table(f"{name}: {options.processes} processes, {options.lanes} lanes, batch {batch}", timings))
         print(f"bytes a rank sends in a step: {sent:,}; a ring's: {ring:,}; ratio {sent / ring:.4f}\n", flush=True)
     for name in WORKLOADS:
-        for kind in ("ddp", "lockstep", "fast"):  # each in processes of its own: a peak never falls
+        for kind in ("ddp", "lockstep", "fast"):  # each in new processes: a peak never falls
             command = [sys.executable, __file__, "--memory", kind, name, "--processes", str(options.processes)]
             subprocess.run([*command, "--lanes", str(options.lanes)], check=True)
 

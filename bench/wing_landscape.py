@@ -1,10 +1,10 @@
-"""What there is to find: the wing recipe's fitness over random designs, and what an evaluation costs.
+"""The wing recipe's fitness over random designs, and the cost of an evaluation.
 
     .venv/bin/python bench/wing_landscape.py [--designs 2000] [--rounds 9]
 
-designs   of so many random ones: how many fail, how many keep all rules, and how their fitness is spread
-panels    the same wing's fitness with more of them
-cost      milliseconds of processor time a design, by how many are evaluated at a time; every size once a round
+designs   how many of this many random designs fail, how many are legal, and how their fitness is spread
+panels    the fitness of the same wing with more panels
+cost      processor time per design, by how many are evaluated at a time; every size once per round
 """
 
 import argparse
@@ -15,7 +15,7 @@ import torch
 
 from lockstep.recipes.wing.fitness import Assessor
 from lockstep.recipes.wing.genes import BASE
-from lockstep.world.randomness import stream
+from lockstep.world.keyed_random import stream
 
 SEED = 0
 AT_A_TIME = (1, 16, 64)

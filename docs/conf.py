@@ -1,5 +1,6 @@
-"""How the guide is built: `make docs`, then open docs/_build/html/index.html. Needs no network, to build or to read."""
+"""Sphinx settings of the guide: run `make docs`, then open docs/_build/html/index.html. No network is needed."""
 
+import inspect
 import sys
 from pathlib import Path
 
@@ -17,10 +18,10 @@ author = "the lockstep developers"
 copyright = f"2026, {author}"
 version = release = lockstep.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build", "search.md"]
 nitpicky = True
-# Types of Python, torch and pydantic stand in signatures; their pages are elsewhere, and the build asks no network.
+# Signatures name types of Python, torch and pydantic; their pages are elsewhere, and the build uses no network.
 nitpick_ignore_regex = [("py:.*", ".*")]
 
 myst_heading_anchors = 4
@@ -41,19 +42,51 @@ html_static_path: list[str] = []
 
 def setup(app: Sphinx) -> None:
     write_generated_pages()
-    app.connect("source-read", _lead_links_to_pages)
-    app.connect("autodoc-process-docstring", _take_stars_as_written)
+    app.connect("source-read", _link_to_pages)
+    app.connect("autodoc-process-docstring", _mark_up, priority=400)  # before napoleon, which reads sections as `Args:`
+    app.connect("autodoc-process-docstring", _undo_napoleon, priority=600)
 
 
-def _lead_links_to_pages(_app: Sphinx, docname: str, source: list[str]) -> None:
-    """A link to a file that has a page here leads to that page; in the repository it leads to the file."""
+def _link_to_pages(_app: Sphinx, docname: str, source: list[str]) -> None:
+    """Point links to files that have a page in the guide to those pages; in the repository they lead to the files."""
     page = HERE / f"{docname}.md"
-    if page not in GENERATED:  # those were led there when they were written
+    if page not in GENERATED:  # their links were rewritten when they were written
         source[0] = rebased(source[0], page, page)
 
 
-def _take_stars_as_written(
-    _app: Sphinx, _what: str, _name: str, _it: object, _options: object, lines: list[str]
-) -> None:
-    """Docstrings are plain text: a star is a star, and not the beginning of emphasis."""
-    lines[:] = [line.replace("*", "\\*") for line in lines]
+def _mark_up(_app: Sphinx, _what: str, _name: str, _it: object, _options: object, lines: list[str]) -> None:
+    """Turn a docstring's plain text into reStructuredText: stars are literal, and indented examples are code."""
+    lines[:] = _as_markup(lines)
+
+
+def _undo_napoleon(_app: Sphinx, what: str, _name: str, it: object, _options: object, lines: list[str]) -> None:
+    """Napoleon takes the words before a colon in a property's docstring for its type: show the sentence instead."""
+    if what == "property":
+        lines[:] = _as_markup((inspect.getdoc(it) or "").split("\n"))
+
+
+def _as_markup(lines: list[str]) -> list[str]:
+    marked: list[str] = []
+    code_indent = None  # of the line that introduces the code that we are in
+    for number, line in enumerate(lines):
+        indent = len(line) - len(line.lstrip())
+        if code_indent is not None and (not line or indent > code_indent):
+            marked.append(line)
+        elif _introduces_code(lines, number):
+            code_indent = indent
+            marked += [line.replace("*", "\\*") + ":", ""]
+        else:
+            code_indent = None
+            marked.append(line.replace("*", "\\*"))
+    return marked
+
+
+def _introduces_code(lines: list[str], number: int) -> bool:
+    """`Example:`, or a line that ends with a colon and has an indented block after a blank line."""
+    line, following = lines[number], lines[number + 1 : number + 3]
+    if line.strip() in ("Example:", "Examples:"):
+        return True
+    depth = len(line) - len(line.lstrip())
+    if not line.endswith(":") or len(following) < 2 or following[0]:
+        return False
+    return len(following[1]) - len(following[1].lstrip()) >= depth + 4

@@ -1,4 +1,4 @@
-"""Pages that are made at build time: files from elsewhere in the repository, and what the commands say of them."""
+"""Pages that are generated when the guide is built: copies of other files of the repository, and the commands' help."""
 
 import os
 import re
@@ -9,32 +9,33 @@ import typer
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
-FRONT = DOCS / "index.md"  # the guide's own, which stands for the README
+FRONT = DOCS / "index.md"  # links to the README lead here
 
 _LINK = re.compile(r"(?<=\]\()(?!https?:|mailto:|#)([^)\s#]+)")  # the target of [text](target) without its #anchor
 
 
-def _elsewhere() -> dict[Path, Path]:
-    """From a file of the repository to its page; the recipes' READMEs are found, so that a new one has its page."""
+def _pages_by_file() -> dict[Path, Path]:
+    """Map files of the repository to their pages in the guide, including the README of every recipe."""
     pages = {
         ROOT / "README.md": FRONT,
         ROOT / "CHANGELOG.md": DOCS / "changelog.md",
         ROOT / "CONTRIBUTING.md": DOCS / "contributing.md",
         ROOT / "bench" / "RESULTS.md": DOCS / "measurements.md",
-        DOCS / "search.md": DOCS / "evolution.md",  # search.html is Sphinx's own, for words
+        DOCS / "search.md": DOCS / "evolution.md",  # search.html is Sphinx's full-text search
     }
     for readme in sorted(ROOT.glob("src/lockstep/recipes/*/README.md")):
         pages[readme] = DOCS / "recipes" / f"{readme.parent.name}.md"
     return pages
 
 
-PAGES = _elsewhere()
+PAGES = _pages_by_file()
 COMMANDS = DOCS / "reference" / "commands.md"
 SETTINGS = DOCS / "reference" / "settings.md"
 GENERATED = {*PAGES.values(), COMMANDS, SETTINGS} - {FRONT}
 
 
 def write_generated_pages() -> None:
+    """Write all generated pages; `conf.py` calls this before a build."""
     from settings import settings_page
 
     from lockstep.cli import app
@@ -47,20 +48,20 @@ def write_generated_pages() -> None:
 
 
 def rebased(text: str, origin: Path, page: Path) -> str:
-    """A file's text with its relative links as they must be on a page: to pages where there are some, else to files."""
+    """Return the text of `origin` with its relative links adapted to `page`; a file that has a page is linked there."""
 
-    def lead(link: re.Match[str]) -> str:
+    def adapt(link: re.Match[str]) -> str:
         target = Path(os.path.normpath(origin.parent / link[1]))
         if not target.exists():
             return link[1]
         return os.path.relpath(PAGES.get(target, target), page.parent)
 
-    return _LINK.sub(lead, text)
+    return _LINK.sub(adapt, text)
 
 
 def command_reference(command: Any) -> str:
-    """Every command's own help, word for word."""
-    sections = ["# Commands", "What `lockstep COMMAND --help` says. This page is made from the commands themselves."]
+    """Return a page with the help text of every command."""
+    sections = ["# Commands", "The output of `lockstep COMMAND --help`. This page is generated from the commands."]
     sections += [
         f"## {path}\n\n```text\n{_help(path, each)}\n```" for path, each in leaf_commands(command, "lockstep").items()
     ]
@@ -68,7 +69,7 @@ def command_reference(command: Any) -> str:
 
 
 def leaf_commands(command: Any, path: str) -> dict[str, Any]:
-    """Commands that do something, by the words that one types. (Their class is click's or, by now, typer's own.)"""
+    """Return the commands without subcommands, by what you type. (Their class depends on the version of typer.)"""
     children = getattr(command, "commands", None)
     if children is None:
         return {path: command}
@@ -84,7 +85,7 @@ def _help(path: str, command: Any) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Only where it has changed: an unchanged page is not built again."""
+    """Write only if the text has changed, so that Sphinx does not rebuild unchanged pages."""
     path.parent.mkdir(exist_ok=True)
     if not path.exists() or path.read_text() != text:
         path.write_text(text)

@@ -1,11 +1,11 @@
-"""A GAN on handwritten digits: two models, two optimizers, and a moving average of the generator. Any of these runs it:
+"""A GAN on handwritten digits: two models, two optimizers, and an EMA of the generator. Run it with any of:
 
     python examples/gan.py
     lockstep run -n 2 examples/gan.py --steps 500
     torchrun --nproc-per-node 2 examples/gan.py
 
-It leaves a picture of 64 drawn digits under runs/gan/media.
-The last line is a digest over both models, both optimizers and the average: the same at any number of processes.
+It writes a picture of 64 generated digits to runs/gan/media.
+The last line is a digest of both models, both optimizers and the EMA: the same on any number of processes.
 `gan_plain_ddp.py` is the same training without lockstep.
 """
 
@@ -19,7 +19,7 @@ from torch.utils.data import TensorDataset
 
 import lockstep
 
-NOISE = 16  # numbers that an image is made from
+NOISE = 16  # the generator's input size
 BATCH = 64  # over all processes
 
 
@@ -35,13 +35,17 @@ def make_discriminator() -> nn.Module:
     )
 
 
+def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), lr=1e-3, betas=(0.5, 0.999))
+
+
 def load_images() -> TensorDataset:
-    """1,797 images of 8 × 8 pixels, from −1 to 1, as rows."""
+    """Return 1,797 images of 8 × 8 pixels, from −1 to 1, as rows."""
     return TensorDataset(torch.tensor(load_digits().data, dtype=torch.float32) / 8 - 1)
 
 
 def tiled(images: Tensor) -> Tensor:
-    """64 images as one of 64 × 64 pixels, from 0 to 1."""
+    """Arrange 64 images as one of 64 × 64 pixels, from 0 to 1."""
     return (images.view(8, 8, 8, 8).transpose(1, 2).reshape(64, 64) + 1) / 2
 
 
@@ -52,14 +56,14 @@ def main(world: lockstep.World) -> None:
 
     run = lockstep.Run("runs/gan", world, seed=0)
     generator, discriminator = run.prepare(make_generator()), run.prepare(make_discriminator())
-    generator_optimizer = run.optimizer(generator, lambda p: torch.optim.Adam(p, lr=1e-3, betas=(0.5, 0.999)))
-    discriminator_optimizer = run.optimizer(discriminator, lambda p: torch.optim.Adam(p, lr=1e-3, betas=(0.5, 0.999)))
-    average = run.average(generator, decay=0.995)
+    generator_optimizer = run.optimizer(generator, make_optimizer(generator))
+    discriminator_optimizer = run.optimizer(discriminator, make_optimizer(discriminator))
+    ema = run.ema(generator, decay=0.995)
 
     def fakes(count: int) -> Tensor:
-        return generator(torch.randn(count, NOISE, device=world.device))  # drawn by lane: the same on any process
+        return generator(torch.randn(count, NOISE, device=world.device))  # the same on any number of processes
 
-    # A loss is a sum over the lane's images and their number. Only the model that a pass is for gets gradients.
+    # A loss returns a sum over the lane's images, and their number. Only the model given to `accumulate` is trained.
     def discriminator_loss(discriminator: nn.Module, batch: list[Tensor]) -> tuple[Tensor, int]:
         (real,) = batch
         with torch.no_grad():
@@ -77,11 +81,11 @@ def main(world: lockstep.World) -> None:
         step.update(discriminator_optimizer)
         discriminator_value = step.loss_tensor
         step.accumulate(generator_loss, generator)
-        step.update(generator_optimizer)  # the average follows
+        step.update(generator_optimizer)  # also updates the EMA
         if step.every(500) or step.number == args.steps:
             run.log(discriminator_loss=discriminator_value.item(), generator_loss=step.loss)
         if step.number == args.steps:
-            with torch.no_grad(), average.applied():
+            with torch.no_grad(), ema.applied():
                 run.log_image("samples", tiled(generator(shown)))
 
 

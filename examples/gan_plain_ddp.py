@@ -1,17 +1,18 @@
-"""The twin of `gan.py` in plain PyTorch: the same models, data, batch and optimizers, with DistributedDataParallel.
+"""`gan.py` in plain PyTorch: the same models, data, batch and optimizers, with DistributedDataParallel.
 
     python examples/gan_plain_ddp.py
     torchrun --nproc-per-node 2 examples/gan_plain_ddp.py --steps 500
     lockstep run -n 2 examples/gan_plain_ddp.py
 
-It leaves its picture in gan_plain_ddp.pgm.
+It writes its picture to gan_plain_ddp.pgm.
 
-What it lacks, although it was written with care:
-- The result depends on the number of processes: noise is drawn by rank, and gradients are added in another order.
+What it lacks, although it is written carefully:
+- The result depends on the number of processes: noise depends on the rank, and gradients are added in another order.
 - The batch must be divisible by the number of processes.
-- Under plain `python` the process takes as many threads as there are cores, which can change the last bits too.
-- Nothing is kept or checked: no run folder, no digest to compare, no word about a NaN.
-- Seeds, sampler, wrappers, means over ranks and rank 0's part are all written out, and leaving one out is often silent.
+- Under plain `python` the process uses as many threads as there are cores, which can change the last bits too.
+- Nothing is saved or checked: no run folder, no digest to compare, no report of a NaN.
+- Seeds, sampler, wrappers, means over ranks and rank 0's tasks are all written by hand, and an omission often goes
+  unnoticed.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-NOISE = 16  # numbers that an image is made from
+NOISE = 16  # the generator's input size
 BATCH = 64  # over all processes
 
 
@@ -44,13 +45,17 @@ def make_discriminator() -> nn.Module:
     )
 
 
+def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), lr=1e-3, betas=(0.5, 0.999))
+
+
 def load_images() -> TensorDataset:
-    """1,797 images of 8 × 8 pixels, from −1 to 1, as rows."""
+    """Return 1,797 images of 8 × 8 pixels, from −1 to 1, as rows."""
     return TensorDataset(torch.tensor(load_digits().data, dtype=torch.float32) / 8 - 1)
 
 
 def tiled(images: Tensor) -> Tensor:
-    """64 images as one of 64 × 64 pixels, from 0 to 1."""
+    """Arrange 64 images as one of 64 × 64 pixels, from 0 to 1."""
     return (images.view(8, 8, 8, 8).transpose(1, 2).reshape(64, 64) + 1) / 2
 
 
@@ -66,13 +71,13 @@ def train(num_steps: int) -> None:
         raise SystemExit(f"a batch of {BATCH} cannot be shared by {num_ranks} processes")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
-    torch.manual_seed(0)  # the same weights everywhere
+    torch.manual_seed(0)  # the same weights on all ranks
     generator = DistributedDataParallel(make_generator().to(device))
     discriminator = DistributedDataParallel(make_discriminator().to(device))
-    torch.manual_seed(1 + rank)  # but noise of one's own
-    generator_optimizer = torch.optim.Adam(generator.parameters(), lr=1e-3, betas=(0.5, 0.999))
-    discriminator_optimizer = torch.optim.Adam(discriminator.parameters(), lr=1e-3, betas=(0.5, 0.999))
-    # Of the module inside: all ranks have the same weights, so each can average for itself.
+    torch.manual_seed(1 + rank)  # but different noise
+    generator_optimizer = make_optimizer(generator)
+    discriminator_optimizer = make_optimizer(discriminator)
+    # Of the unwrapped module: all ranks have the same weights, so each can average by itself.
     average = AveragedModel(generator.module, multi_avg_fn=get_ema_multi_avg_fn(0.995))
 
     images = load_images()
@@ -82,16 +87,16 @@ def train(num_steps: int) -> None:
 
     step = 0
     for epoch in count() if num_steps > 0 else ():
-        sampler.set_epoch(epoch)  # else every epoch has the first one's order
+        sampler.set_epoch(epoch)  # otherwise every epoch has the same order
         for (real,) in loader:
             step += 1
             real = real.to(device)
 
-            # The wrapper is for the model that learns; the other one is used without it, or its hooks would wait for
-            # gradients that never come.
+            # Call the wrapper only of the model that is trained; the other's hooks would wait for gradients that never
+            # come.
             with torch.no_grad():
                 fake = generator.module(torch.randn(len(real), NOISE, device=device))
-            both = discriminator(torch.cat([real, fake]))  # one call: a wrapped model is called once a backward pass
+            both = discriminator(torch.cat([real, fake]))  # one call: DDP expects one per backward pass
             discriminator_loss = F.softplus(-both[: len(real)]).mean() + F.softplus(both[len(real) :]).mean()
             discriminator_optimizer.zero_grad()
             discriminator_loss.backward()
@@ -107,7 +112,7 @@ def train(num_steps: int) -> None:
             average.update_parameters(generator.module)
 
             if step % 500 == 0 or step == num_steps:
-                losses = mean_over_ranks(discriminator_loss), mean_over_ranks(generator_loss)  # by every rank
+                losses = mean_over_ranks(discriminator_loss), mean_over_ranks(generator_loss)  # on every rank
                 if rank == 0:
                     print(f"step {step}: discriminator_loss {losses[0]:.6g}, generator_loss {losses[1]:.6g}")
             if step == num_steps:
@@ -125,7 +130,7 @@ def main() -> None:
     has_gpu = torch.cuda.is_available()
     if has_gpu:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
-    # Without a launcher it is a job of one process, so that the code above need not ask.
+    # Without a launcher, make a process group of one, so that the code above needs no special case.
     alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     dist.init_process_group("nccl" if has_gpu else "gloo", **alone)
     try:

@@ -1,16 +1,16 @@
-"""From plain `python` to one process per device, with a model, a sampler and loaders as other scripts have them:
+"""Start one process per device from plain `python`, with an ordinary model, sampler and loaders:
 
-    python examples/spawn.py                  # a process per GPU, or two where there is none
+    python examples/spawn.py                  # one process per GPU, or two without a GPU
     python examples/spawn.py --nproc 4
-    python examples/spawn.py --by torch       # torch.multiprocessing.spawn, as many scripts do it today
-    lockstep run -n 2 examples/spawn.py       # under a launcher, the launcher counts
+    python examples/spawn.py --by torch       # with torch.multiprocessing.spawn, as many scripts do
+    lockstep run -n 2 examples/spawn.py       # under a launcher, its number of processes applies
     torchrun --nproc-per-node 2 examples/spawn.py
 
-The model may be wrapped in DistributedDataParallel or DataParallel already (`--wrap ddp`, `--wrap dp`), the batch split
-by hand among the processes: the Trainer takes the wrapper off, reads the sampler's data set itself, and the digest in
-the last line is the same in all these ways.
+The model may already be wrapped in DistributedDataParallel or DataParallel (`--wrap ddp`, `--wrap dp`), and the batch
+divided among the processes by hand: the Trainer removes the wrapper and reads the sampler's data set itself. The digest
+in the last line is the same in all these cases.
 
-On several machines, give each the number of its first process, as in RANK=4 WORLD_SIZE=8: see `two_machines.sh`.
+On several machines, set RANK to the first rank of each machine, as in RANK=4 WORLD_SIZE=8: see `two_machines.sh`.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def make_model() -> nn.Module:
 
 
 def load_images() -> tuple[TensorDataset, TensorDataset]:
-    """1,797 images as rows of 64 pixels; every fifth is for the test."""
+    """Return 1,797 images as rows of 64 pixels; every fifth is held out for the test."""
     digits = load_digits()
     pixels, labels = torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)
     is_test = torch.arange(len(labels)) % 5 == 0
@@ -40,7 +40,7 @@ def load_images() -> tuple[TensorDataset, TensorDataset]:
 
 
 def loss(model: nn.Module, batch: list[Tensor]) -> tuple[Tensor, int]:
-    """A sum and a count, so that parts of any size weigh right."""
+    """Return a sum and a count, so that parts of different sizes are weighted correctly."""
     pixels, labels = batch
     return F.cross_entropy(model(pixels), labels, reduction="sum"), len(labels)
 
@@ -51,13 +51,13 @@ def accuracy(model: nn.Module, batch: list[Tensor]) -> dict[str, tuple[Tensor, i
 
 
 def wrapped(model: nn.Module, wrap: str, world: lockstep.World) -> nn.Module:
-    if wrap == "ddp" and world.size > 1:  # torch refuses it without a process group
+    if wrap == "ddp" and world.size > 1:  # DDP needs a process group
         return DistributedDataParallel(model, device_ids=[world.device] if world.device.type == "cuda" else None)
     return nn.DataParallel(model) if wrap == "dp" else model
 
 
 def train(world: lockstep.World, args: argparse.Namespace) -> None:
-    run = lockstep.Run(args.run_dir, world, seed=0)  # first: weights are drawn from its seed
+    run = lockstep.Run(args.run_dir, world, seed=0)  # first: it seeds the weights
     model = wrapped(make_model().to(world.device), args.wrap, world)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     train_set, test_set = load_images()
@@ -71,11 +71,12 @@ def train(world: lockstep.World, args: argparse.Namespace) -> None:
 
 
 def spawned_by_torch(rank: int, args: argparse.Namespace) -> None:
-    """What `mp.spawn` calls in each process.
+    """Called by `mp.spawn` in each process.
 
-    Nobody looks after these. lockstep's launcher names one that dies, explains one that hangs, ends all with itself.
+    These processes are not supervised. lockstep's launcher reports a process that dies, explains one that hangs, and
+    ends them all when it ends.
     """
-    torch.set_num_threads(1)  # as lockstep.launch does; another number can change bits
+    torch.set_num_threads(1)  # as lockstep.launch does; another number can change the bits
     train(lockstep.setup_distributed(rank, args.nproc), args)
     lockstep.cleanup_distributed()
 
@@ -84,7 +85,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--nproc", type=int, default=torch.cuda.device_count() or 2)
-    parser.add_argument("--by", choices=("lockstep", "torch"), default="lockstep", help="who starts the processes")
+    parser.add_argument("--by", choices=("lockstep", "torch"), default="lockstep", help="what starts the processes")
     parser.add_argument("--wrap", choices=("none", "ddp", "dp"), default="ddp")
     parser.add_argument("--run-dir", default="runs/spawn")
     return parser.parse_args()
@@ -95,5 +96,5 @@ if __name__ == "__main__":
     if options.by == "torch":
         torch.multiprocessing.spawn(spawned_by_torch, args=(options,), nprocs=options.nproc)
     else:
-        # One line, instead of rank, world_size and a port that is free: copies of this script, each with its world.
+        # Starts copies of this script, each with its World; no rank, world size or free port to take care of.
         lockstep.launch(lambda world: train(world, options), nproc=options.nproc)

@@ -1,18 +1,19 @@
-"""The everyday training script: a small conv net on handwritten digits, tested after every epoch. Any of these runs it:
+"""An ordinary training script: a small conv net on handwritten digits, evaluated after every epoch. Run it with any of:
 
     python examples/train.py --epochs 10 --batch-size 32
     lockstep run -n 2 examples/train.py --epochs 10 --batch-size 32
     torchrun --nproc-per-node 2 examples/train.py --epochs 10 --batch-size 32
     python -m torch.distributed.launch --nproc-per-node 2 examples/train.py --epochs 10 --batch-size 32
 
-and so do RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, set by hand for each `python`. `two_machines.sh` is for more.
+or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT by hand for each `python`. For several machines see
+`two_machines.sh`.
 
-`--batch-size` is the batch of each process: with two of them an update sees twice as many images, and that is another
-training. `--global-batch 64` is the batch over all processes. Under any of these commands it is the same training, to
-the last bit: the digest in the last line is one over weights, buffers and optimizer state.
+`--batch-size` is the batch of each process: with two processes an update uses twice as many images, which changes the
+result. `--global-batch 64` is the batch over all processes: with it, all of these commands give the same result, bit
+for bit. The last line prints the digest of weights, buffers and optimizer state.
 
-Stop it with Ctrl-C, or kill it: started again, it goes on where it was, on any number of processes.
-`train_plain_ddp.py` is the same training without lockstep, line by line.
+Stop it with Ctrl-C, or kill it: when you start it again, it resumes, on any number of processes.
+`train_plain_ddp.py` is the same training without lockstep, for comparison.
 """
 
 import argparse
@@ -25,8 +26,8 @@ from torch.utils.data import TensorDataset
 
 import lockstep
 
-LANES = 8  # parts that a batch is computed in, one after another or on up to eight processes
-BASE_BATCH, BASE_RATE = 32, 2e-3  # this rate was found at this batch
+LANES = 8  # parts of a batch, computed one after another or on up to eight processes
+BASE_BATCH, BASE_RATE = 32, 2e-3  # the learning rate was tuned at this batch
 
 
 def make_model() -> nn.Module:
@@ -38,7 +39,7 @@ def make_model() -> nn.Module:
 
 
 def load_images() -> tuple[TensorDataset, TensorDataset]:
-    """1,797 images of 8 × 8 pixels; every fifth is for the test."""
+    """Return 1,797 images of 8 × 8 pixels; every fifth is held out for the test."""
     digits = load_digits()
     pixels = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
     labels = torch.tensor(digits.target)
@@ -47,7 +48,7 @@ def load_images() -> tuple[TensorDataset, TensorDataset]:
 
 
 def loss(model: nn.Module, batch: list[Tensor]) -> tuple[Tensor, int]:
-    """A sum and a count, so that parts of any size weigh right."""
+    """Return a sum and a count, so that parts of different sizes are weighted correctly."""
     pixels, labels = batch
     return F.cross_entropy(model(pixels), labels, reduction="sum"), len(labels)
 
@@ -58,21 +59,21 @@ def accuracy(model: nn.Module, batch: list[Tensor]) -> dict[str, tuple[Tensor, i
 
 
 def train(world: lockstep.World, epochs: int, global_batch: int, folder: str) -> str:
-    """Train to the end, or on from what is in the folder; return the digest."""
+    """Train to the end, resuming from the folder if it holds a checkpoint; return the digest."""
     run = lockstep.Run(folder, world, seed=0, clip_norm=1.0)
     train_set, test_set = load_images()
-    loader = run.loader(train_set, global_batch=global_batch, lanes=LANES)  # every image once an epoch, in a new order
+    loader = run.loader(train_set, global_batch=global_batch, lanes=LANES)  # every image once per epoch, in a new order
 
-    model = run.prepare(make_model())  # the same module, moved: no wrapper, and no prefix in its checkpoints
-    rate = lockstep.scaled_lr(BASE_RATE, global_batch, BASE_BATCH, "sqrt")  # a bigger batch bears a higher rate
+    model = run.prepare(make_model())  # the same module: no wrapper, and no prefix in checkpoints
+    rate = lockstep.scaled_lr(BASE_RATE, global_batch, BASE_BATCH, "sqrt")  # a larger batch allows a higher rate
     warmup = lockstep.Schedule.constant(warmup="1 epoch")
-    optimizer = run.optimizer(model, lambda params: torch.optim.AdamW(params, lr=rate), warmup)
+    optimizer = run.optimizer(model, torch.optim.AdamW(model.parameters(), lr=rate), warmup)
 
     for step in run.steps(loader, epochs=epochs, save_every="1 epoch"):
-        step.accumulate(loss, model)  # this process's lanes
-        step.update(optimizer)  # the sum over all processes, clipped
-        if step.every(len(loader)):
-            # By all processes, each image once; printed and written down by one.
+        step.accumulate(loss, model)  # forward and backward over this process's lanes
+        step.update(optimizer)  # reduce over all processes, clip, step
+        if step.is_epoch_end:
+            # All processes evaluate together, each image once; rank 0 prints and logs.
             run.log(epoch=step.epoch + 1, loss=step.loss, **run.evaluate(model, test_set, accuracy))
     return run.digest()
 
@@ -80,9 +81,9 @@ def train(world: lockstep.World, epochs: int, global_batch: int, folder: str) ->
 def main(world: lockstep.World) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--batch-size", type=int, default=32, help="images in an update, on each process")
-    parser.add_argument("--global-batch", type=int, help="images in an update, over all processes; instead of those")
-    parser.add_argument("--run-dir", help="where the run is kept; runs/train-BATCH if left out")
+    parser.add_argument("--batch-size", type=int, default=32, help="images per update, on each process")
+    parser.add_argument("--global-batch", type=int, help="images per update, over all processes; replaces --batch-size")
+    parser.add_argument("--run-dir", help="the run folder; default: runs/train-BATCH")
     args = parser.parse_args()
 
     global_batch = args.global_batch or args.batch_size * world.size

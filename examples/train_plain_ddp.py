@@ -1,18 +1,18 @@
-"""The twin of `train.py` in plain PyTorch: the same model, data, batch and optimizer, with DistributedDataParallel.
+"""`train.py` in plain PyTorch: the same model, data, batch and optimizer, with DistributedDataParallel.
 
     python examples/train_plain_ddp.py --epochs 10 --batch-size 32
     lockstep run -n 2 examples/train_plain_ddp.py --epochs 10 --batch-size 32
     torchrun --nproc-per-node 2 examples/train_plain_ddp.py --epochs 10 --batch-size 32
     python -m torch.distributed.launch --nproc-per-node 2 examples/train_plain_ddp.py --epochs 10 --batch-size 32
 
-What it lacks, although it was written with care:
-- The result depends on the number of processes: gradients are added in another order, dropout is drawn by rank.
-- The batch must be divisible by the number of processes, and the number of parts too.
-- Killed in the middle of an epoch, it begins that epoch again; dropout then goes on from another place, so the result
-  is another one. Nobody notices a checkpoint that was damaged, or one of a run with another batch.
-- Sampler, wrapper, `no_sync`, means over ranks, barriers and rank 0's part are all written out, and leaving one out is
-  often silent: without `set_epoch` every epoch has the same order, without `no_sync` all parts are sent.
-- Nothing is left to look at but the weights: no history, no digest, no word about a NaN or a rank that hangs.
+What it lacks, although it is written carefully:
+- The result depends on the number of processes: gradients are added in another order, and dropout depends on the rank.
+- The batch must be divisible by the number of processes, and so must the number of lanes.
+- If it is killed in the middle of an epoch, it repeats that epoch with other dropout masks, so the result differs. It
+  does not notice a damaged checkpoint, or a checkpoint of a run with another batch.
+- Sampler, wrapper, `no_sync`, means over ranks, barriers and rank 0's tasks are all written by hand, and an omission
+  often goes unnoticed: without `set_epoch` every epoch has the same order, without `no_sync` every part is reduced.
+- It leaves nothing but the weights: no history, no digest, no report of a NaN or of a rank that hangs.
 """
 
 import argparse
@@ -28,8 +28,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
 
-LANES = 8  # parts that a batch is computed in, one after another or on up to eight processes
-BASE_BATCH, BASE_RATE = 32, 2e-3  # this rate was found at this batch
+LANES = 8  # parts of a batch, computed one after another or on up to eight processes
+BASE_BATCH, BASE_RATE = 32, 2e-3  # the learning rate was tuned at this batch
 
 
 def make_model() -> nn.Module:
@@ -41,7 +41,7 @@ def make_model() -> nn.Module:
 
 
 def load_images() -> tuple[TensorDataset, TensorDataset]:
-    """1,797 images of 8 × 8 pixels; every fifth is for the test."""
+    """Return 1,797 images of 8 × 8 pixels; every fifth is held out for the test."""
     digits = load_digits()
     pixels = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
     labels = torch.tensor(digits.target)
@@ -57,7 +57,7 @@ def sum_over_ranks(values: list[float], device: torch.device) -> list[float]:
 
 @torch.no_grad()
 def accuracy(model: nn.Module, test_set: TensorDataset, device: torch.device) -> float:
-    """Every rank tests its own images. Not by a DistributedSampler, which repeats some to make the shares equal."""
+    """Evaluate each image once: a DistributedSampler would repeat some to give every rank equally many."""
     own = Subset(test_set, range(dist.get_rank(), len(test_set), dist.get_world_size()))
     correct = num_images = 0
     model.eval()
@@ -70,13 +70,13 @@ def accuracy(model: nn.Module, test_set: TensorDataset, device: torch.device) ->
 
 
 def save(path: Path, **state: object) -> None:
-    """By rank 0 alone, and under another name first: a kill in the middle leaves the one before."""
+    """Save on rank 0, under another name first: if it is killed meanwhile, the previous checkpoint remains."""
     if dist.get_rank() == 0:
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_suffix(".part")
         torch.save(state, draft)
         draft.replace(path)
-    dist.barrier()  # nobody goes on, or ends, before it is there
+    dist.barrier()  # no rank continues, or ends, before it is saved
 
 
 def train(epochs: int, global_batch: int, folder: str) -> None:
@@ -87,37 +87,37 @@ def train(epochs: int, global_batch: int, folder: str) -> None:
 
     train_set, test_set = load_images()
     sampler = DistributedSampler(train_set, shuffle=True, seed=0, drop_last=True)
-    # One part a batch of the loader, and so many of them an update.
+    # A batch of the loader is one part; an update uses `num_parts` of them.
     loader = DataLoader(train_set, batch_size=global_batch // LANES, sampler=sampler, drop_last=True)
     num_parts = LANES // num_ranks
     steps_per_epoch = len(loader) // num_parts
     if not steps_per_epoch:
         raise SystemExit(f"a batch of {global_batch} is larger than the {len(train_set)} images to train on")
 
-    torch.manual_seed(0)  # the same weights everywhere
+    torch.manual_seed(0)  # the same weights on all ranks
     model = DistributedDataParallel(make_model().to(device))
-    torch.manual_seed(1 + rank)  # but dropout of one's own
-    rate = BASE_RATE * (global_batch / BASE_BATCH) ** 0.5  # a bigger batch bears a higher rate
+    torch.manual_seed(1 + rank)  # but different dropout
+    rate = BASE_RATE * (global_batch / BASE_BATCH) ** 0.5  # a larger batch allows a higher rate
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
     warmup = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / steps_per_epoch))
 
     first_epoch, checkpoint = 0, Path(folder) / "checkpoint.pt"
     if checkpoint.exists():
         state = torch.load(checkpoint, map_location=device, weights_only=True)
-        model.module.load_state_dict(state["model"])  # of the module inside: no prefix in its checkpoints
+        model.module.load_state_dict(state["model"])  # unwrapped: no prefix in checkpoints
         optimizer.load_state_dict(state["optimizer"])
         warmup.load_state_dict(state["warmup"])
         first_epoch = state["epoch"]
 
     for epoch in range(first_epoch, epochs):
-        sampler.set_epoch(epoch)  # else every epoch has the first one's order
+        sampler.set_epoch(epoch)  # otherwise every epoch has the same order
         batches = iter(loader)
         for _ in range(steps_per_epoch):
             optimizer.zero_grad()
             total = 0.0
             for part in range(num_parts):
                 pixels, labels = (tensor.to(device) for tensor in next(batches))
-                # All but the last keep their gradients here: they are sent once.
+                # Reduce once, after the last part.
                 with nullcontext() if part == num_parts - 1 else model.no_sync():
                     loss = F.cross_entropy(model(pixels), labels) / num_parts
                     loss.backward()
@@ -125,7 +125,7 @@ def train(epochs: int, global_batch: int, folder: str) -> None:
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             warmup.step()
-        # By every rank, or the others would wait; printed by one.
+        # On every rank, because these contain collectives; only rank 0 prints.
         (loss_sum,), correct = sum_over_ranks([float(total)], device), accuracy(model.module, test_set, device)
         if rank == 0:
             print(f"epoch {epoch + 1}: loss {loss_sum / num_ranks:.6g}, accuracy {correct:.6g}")
@@ -141,17 +141,17 @@ def train(epochs: int, global_batch: int, folder: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--batch-size", type=int, default=32, help="images in an update, on each process")
-    parser.add_argument("--global-batch", type=int, help="images in an update, over all processes; instead of those")
-    parser.add_argument("--run-dir", help="where the checkpoint is kept; runs/train_plain_ddp-BATCH if left out")
-    parser.add_argument("--local-rank", type=int)  # torch.distributed.launch passes it; what is read is LOCAL_RANK
+    parser.add_argument("--batch-size", type=int, default=32, help="images per update, on each process")
+    parser.add_argument("--global-batch", type=int, help="images per update, over all processes; replaces --batch-size")
+    parser.add_argument("--run-dir", help="folder of the checkpoint; default: runs/train_plain_ddp-BATCH")
+    parser.add_argument("--local-rank", type=int)  # torch.distributed.launch passes it; LOCAL_RANK is used instead
     args = parser.parse_args()
 
     has_gpu = torch.cuda.is_available()
     if has_gpu:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
-    torch.set_num_threads(1)  # as many threads as cores, in each process, would be in each other's way
-    # Without a launcher it is a job of one process, so that the code above need not ask.
+    torch.set_num_threads(1)  # by default every process would use all cores
+    # Without a launcher, make a process group of one, so that the code above needs no special case.
     alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     dist.init_process_group("nccl" if has_gpu else "gloo", **alone)
     try:

@@ -1,12 +1,12 @@
-"""A Hugging Face model in a loop of one's own: a tiny GPT-2, from its config, on paragraphs of Python's manual.
+"""A Hugging Face model in your own training loop: a tiny GPT-2, made from its config, on paragraphs of Python's manual.
 
     python examples/transformers_gpt2.py
     lockstep run -n 2 examples/transformers_gpt2.py --steps 100
     torchrun --nproc-per-node 2 examples/transformers_gpt2.py
 
-Needs `pip install transformers`; nothing is downloaded. Paragraphs differ in length, so averaging the means over bytes
-that `model(..., labels=...)` returns would weigh some bytes more than others: the loss here is a sum and a count.
-The last line is a digest: the same at any number of processes, dropout included.
+Needs `pip install transformers`; nothing is downloaded. Paragraphs differ in length, so averaging the mean losses that
+`model(..., labels=...)` returns would weight some bytes more than others: the loss here returns a sum and a count.
+The last line is a digest: the same on any number of processes, dropout included.
 """
 
 import argparse
@@ -21,8 +21,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import lockstep
 
-LENGTH = 64  # bytes of a paragraph that are used
-NO_TARGET = -100  # where a shorter one has ended
+LENGTH = 64  # bytes used of each paragraph
+NO_TARGET = -100  # after the end of a shorter one
 
 
 def make_model() -> GPT2LMHeadModel:
@@ -33,7 +33,7 @@ def make_model() -> GPT2LMHeadModel:
 
 
 def load_paragraphs() -> tuple[TensorDataset, TensorDataset]:
-    """Paragraphs as bytes, filled up with zeros, and the byte after each byte; every tenth is for the test."""
+    """Return paragraphs as bytes, padded with zeros, and the next bytes as targets; every tenth is held out."""
     texts = [part.strip().encode() for name in sorted(topics) for part in topics[name].split("\n\n") if part.strip()]
     padded = [text[: LENGTH + 1] + bytes(max(0, LENGTH + 1 - len(text))) for text in texts]
     rows = torch.tensor([list(row) for row in padded])
@@ -44,9 +44,9 @@ def load_paragraphs() -> tuple[TensorDataset, TensorDataset]:
 
 
 def loss(model: nn.Module, batch: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """The sum over the lane's bytes, and how many there were: uneven lanes weigh right."""
+    """Return the sum over the lane's bytes and their number, so that uneven lanes are weighted correctly."""
     rows, targets = batch
-    # Zeros come after the text, and a byte looks only at those before it: no attention mask is needed.
+    # The padding comes after the text, and attention is causal: no attention mask is needed.
     scores = model(input_ids=rows, use_cache=False).logits
     summed = F.cross_entropy(scores.flatten(0, 1), targets.flatten(), ignore_index=NO_TARGET, reduction="sum")
     return summed, (targets != NO_TARGET).sum()
@@ -63,9 +63,9 @@ def main(world: lockstep.World) -> None:
     args = parser.parse_args()
 
     run = lockstep.Run("runs/transformers_gpt2", world, seed=0, clip_norm=1.0)
-    model = run.prepare(make_model())  # the same module, moved: its own methods stay at hand
+    model = run.prepare(make_model())  # the same module: its own methods still work
     schedule = lockstep.Schedule.cosine(warmup=20)
-    optimizer = run.optimizer(model, lambda params: torch.optim.AdamW(params, lr=3e-3), schedule)
+    optimizer = run.optimizer(model, torch.optim.AdamW(model.parameters(), lr=3e-3), schedule)
     train_set, test_set = load_paragraphs()
     loader = run.loader(train_set, global_batch=32, lanes=8)
     for step in run.steps(loader, steps=args.steps):

@@ -1,12 +1,12 @@
-"""Tuning a model's settings by a search: learning rate, optimizer, size, dropout. Any of these runs it:
+"""Tune hyper-parameters with a search: learning rate, optimizer, size, dropout. Run it with any of:
 
     python examples/tune_digits.py
     lockstep run -n 2 examples/tune_digits.py --generations 4
     torchrun --nproc-per-node 2 examples/tune_digits.py
 
-Every design is a short training on handwritten digits, by whichever process is free; the best is the one with the
-fewest mistakes on images that it was not trained on. Stop it at any time: run again, it goes on where it was.
-The best design and the digest are the same at any number of processes.
+Every design is evaluated by a short training on handwritten digits, on the next free process; the best is the one with
+the lowest error on held-out images. Stop it at any time: when you run it again, it resumes.
+The best design and the digest are the same on any number of processes.
 """
 
 import argparse
@@ -20,34 +20,34 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import lockstep
-from lockstep import ChoiceGene, FloatGene, IntegerGene
+from lockstep import search
 from lockstep.observe.console import console_for
 
 EPOCHS = 10
 BATCH = 32
 
-# Rates are searched by their size. What is in a group is passed on together: a rate suits its optimizer.
-GENOME = lockstep.Genome(
+# Rates are searched on a logarithmic scale. Genes of a group are inherited together: a rate suits its optimizer.
+GENOME = search.Genome(
     [
-        ChoiceGene("optimizer", ("sgd", "adamw", "rmsprop"), group="training"),
-        FloatGene("log10_lr", -4.0, -0.5, group="training"),
-        FloatGene("log10_weight_decay", -6.0, -1.0, group="training"),
-        IntegerGene("width", 8, 128, group="model"),
-        IntegerGene("layers", 1, 3, group="model"),
-        FloatGene("dropout", 0.0, 0.6, group="model"),
+        search.ChoiceGene("optimizer", ("sgd", "adamw", "rmsprop"), group="training"),
+        search.FloatGene("log10_lr", -4.0, -0.5, group="training"),
+        search.FloatGene("log10_weight_decay", -6.0, -1.0, group="training"),
+        search.IntegerGene("width", 8, 128, group="model"),
+        search.IntegerGene("layers", 1, 3, group="model"),
+        search.FloatGene("dropout", 0.0, 0.6, group="model"),
     ]
 )
 USUAL = {"optimizer": "adamw", "log10_lr": -3.0, "log10_weight_decay": -2.0, "width": 32, "layers": 1, "dropout": 0.0}
 
 
 class Images(NamedTuple):
-    pixels: Tensor  # 64 numbers each, from 0 to 1
+    pixels: Tensor  # rows of 64 values from 0 to 1
     labels: Tensor
 
 
 @cache
 def load_images(split: str) -> Images:
-    """Of five images in a row, two are for training, two to choose settings by, one to judge the choice."""
+    """Of every five images, use two for training, two for validation and one for the test."""
     digits = load_digits()
     fifths = torch.arange(len(digits.target)) % 5
     rows = torch.isin(fifths, torch.tensor({"train": [0, 1], "validation": [2, 3], "test": [4]}[split]))
@@ -71,7 +71,7 @@ def make_optimizer(design: dict[str, Any], model: nn.Module) -> torch.optim.Opti
 
 
 def train(design: dict[str, Any]) -> nn.Module:
-    """An ordinary training. What it draws at random (weights, order, dropout) begins at the design's own key."""
+    """An ordinary training loop. Its random numbers (weights, order, dropout) are seeded by the search."""
     images = load_images("train")
     model = make_model(design)
     optimizer = make_optimizer(design, model)
@@ -98,18 +98,18 @@ def main(world: lockstep.World) -> None:
     parser.add_argument("--population", type=int, default=16)
     args = parser.parse_args()
 
-    problem = lockstep.Problem(GENOME, (lockstep.Objective("error", unit="%"),), lockstep.OneByOne(validation_error))
-    settings = lockstep.SearchSettings(
+    problem = search.Problem(GENOME, (search.Objective("error", unit="%"),), search.ScalarEvaluator(validation_error))
+    settings = search.SearchSettings(
         population_size=args.population,
         max_generations=args.generations,
-        network=None,  # evolution alone
+        network=None,  # evolution only
     )
     run = lockstep.Run("runs/tune_digits", world, seed=0, sinks=console_for())
-    result = lockstep.Search(run, problem, settings).run_complete_pipeline(USUAL)
+    result = search.Search(run, problem, settings).run_complete_pipeline(USUAL)
 
     if world.is_main and result.best is not None:
         for name, design in (("usual", USUAL), ("best", result.best.design)):
-            torch.manual_seed(0)  # both draw the same: they differ by their design alone
+            torch.manual_seed(0)  # the same random numbers: only the designs differ
             wrong = percent_wrong(train(design), load_images("test"))
             print(f"on images that nothing was chosen by, the {name} design is wrong in {wrong:.2f} %")
 

@@ -1,11 +1,11 @@
-"""Checkpoints for tests, made by the real saver; on one process, unless a world is given, and then on all its ranks."""
+"""Saves checkpoints for tests with the real saver, on one process or on all ranks of a given world."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep.checkpoint.saver import Content, Outcome, Saver
-from lockstep.checkpoint.store import Retention
+from lockstep.checkpoint.async_saver import SaveContent, SaveOutcome, Saver
+from lockstep.checkpoint.checkpoint_store import Retention
 from lockstep.world.world import World
 
 RUN_ID = "0123456789abcdef"
@@ -14,7 +14,7 @@ ALONE = World()
 
 
 def save(folder: Path, step: int, parts: Mapping[str, Any], *facts: Mapping[str, Any], **options: Any) -> Path:
-    """Save, and wait for it; a failure is an assertion."""
+    """Save a checkpoint and return its folder; a failed save is an AssertionError."""
     outcome = try_to_save(folder, step, parts, *facts, **options)
     assert outcome.problem is None, outcome.problem
     return folder / f"step-{step}"
@@ -30,9 +30,10 @@ def try_to_save(
     retention: Retention = ALL,
     run_id: str = RUN_ID,
     world: World = ALONE,
-) -> Outcome:
+) -> SaveOutcome:
+    """Save a checkpoint and return the outcome."""
     saver = Saver(folder, world, run_id, attempt=1)
-    saver.save(Content(step, parts, facts or {}, is_best), retention)
+    saver.save(SaveContent(step, parts, facts or {}, is_best), retention)
     outcome = saver.wait()
     saver.close()
     assert outcome is not None

@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from lockstep.testing import close_pool, pool_pids
+from tests.warm_python import close_warm_python, warm_pids
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -162,6 +163,7 @@ def _has_workers(session: pytest.Session) -> bool:
 def no_worker_outlives_the_session() -> Iterator[None]:
     yield
     close_pool()
+    close_warm_python()
     left = [process for process in psutil.Process().children(recursive=True) if _is_leak(process)]
     assert not left, f"processes outlive the session: {left}"
 
@@ -194,7 +196,7 @@ def _is_leak(process: psutil.Process) -> bool:
         is_over = process.status() == psutil.STATUS_ZOMBIE
         return (
             not is_over
-            and process.pid not in pool_pids()
+            and process.pid not in {*pool_pids(), *warm_pids()}
             and "multiprocessing.resource_tracker" not in _command(process)
         )
     except psutil.NoSuchProcess:

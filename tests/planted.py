@@ -1,4 +1,4 @@
-"""A recipe for the commands that try one out (`lockstep verify`, `lockstep chaos`), and faults to plant in it."""
+"""A recipe for commands that try one out (`lockstep verify`, `lockstep chaos`), and faults to plant in it."""
 
 import tempfile
 import zlib
@@ -80,7 +80,7 @@ class Planted(Recipe):
 
 recipe = Planted()
 """
-# The step that a resumed process makes first is not the one that it would have made.
+# The model counts its steps outside of any state dict, so a resumed process computes another first step.
 COUNTER = """
 class Counts(Classifier):
     seen_version, num_steps = -1, 0
@@ -102,7 +102,7 @@ recipe = Planted()
 
 
 def plant(folder: Path, config: str, planted: str = "") -> dict[str, str]:
-    """As planted.yaml, for a command that runs there; and the environment for it."""
+    """Write the recipe and planted.yaml to a folder; return the environment for commands that run there."""
     (folder / "planted.py").write_text(RECIPE + planted)
     (folder / "planted.yaml").write_text(config)
     temporary(folder).mkdir()
@@ -110,8 +110,8 @@ def plant(folder: Path, config: str, planted: str = "") -> dict[str, str]:
 
 
 def temporary(folder: Path) -> Path:
-    """Where a command in `folder` keeps its temporary files.
+    """Return where a command that runs in `folder` keeps its temporary files.
 
-    Not there: a data worker's socket is among them, and its path must not pass 107 bytes.
+    It is a short path elsewhere: a data worker's socket is among them, and its path is limited to 107 bytes.
     """
     return Path(_ROOM.name) / f"{zlib.crc32(bytes(folder)):x}"

@@ -1,12 +1,11 @@
-"""Pods as Kubernetes would start them, for machines that have none."""
+"""Start the command of a pod as Kubernetes would, on a machine without Kubernetes."""
 
 import re
 from typing import Any
 
 
 def as_kubernetes_starts_it(container: dict[str, Any], index: int) -> list[str]:
-    """The words of a container's command in the pod of that index: $(NAME) is replaced where there is such a variable,
-    and two dollars are one."""
+    """The words of a container's command in the pod with this index: known $(NAME)s are replaced, and $$ means $."""
 
     def expanded(found: re.Match[str]) -> str:
         if found[0] == "$$":

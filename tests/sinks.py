@@ -1,9 +1,11 @@
-"""A sink for tests, which keeps what it is told."""
+"""A sink for tests that keeps every event."""
 
-from lockstep.events.event import Event
+from lockstep.events.event_log import Event
 
 
 class Kept:
+    """Keeps the events that it receives."""
+
     def __init__(self) -> None:
         self.events: list[Event] = []
 
@@ -18,4 +20,5 @@ class Kept:
         return [event["kind"] for event in self.events]
 
     def of(self, kind: str) -> list[Event]:
+        """Return the events of one kind."""
         return [event for event in self.events if event["kind"] == kind]

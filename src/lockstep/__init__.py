@@ -1,37 +1,46 @@
-"""lockstep: train PyTorch models on one process or many, with the same code.
+"""lockstep: train PyTorch models on one process or many; the number of processes never changes the result.
 
-Names are imported on first use, so that `lockstep --help` answers without loading torch, and a loop of one's own works
-without the command line's libraries.
+    run = lockstep.Run("runs/mine", world, seed=7)
+    model = run.prepare(make_model())
+    optimizer = run.optimizer(model, torch.optim.AdamW(model.parameters(), lr=3e-4))
+    for step in run.steps(run.loader(train_set, global_batch=512), epochs=10):
+        step.accumulate(loss, model)
+        step.update(optimizer)
+
+Also: `lockstep.metrics` for evaluation, `lockstep.loggers` for TensorBoard and W&B, `lockstep.search` for evolutionary
+search. Names are imported on first use: `lockstep --help` loads no torch, and a script needs none of the command line's
+libraries.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from lockstep.checkpoint.exchange import load_checkpoint
-    from lockstep.config.schema import Config
-    from lockstep.config.search import SearchConfig
-    from lockstep.data.dataloaders import create_dataloaders_distributed
-    from lockstep.data.sampler import DistributedSampler
-    from lockstep.engine.digest import digest, state_of
-    from lockstep.events.trace import first_difference
-    from lockstep.recipes.models import get_model
-    from lockstep.recipes.pipeline import SearchPipeline, main_distributed
-    from lockstep.search.evaluators import OneByOne, Together
-    from lockstep.search.genome import ChoiceGene, FloatGene, Genome, IntegerGene
-    from lockstep.search.problem import Objective, Problem
-    from lockstep.search.program import Program
-    from lockstep.search.search import Search, SearchSettings
-    from lockstep.train.average import MovingAverage
+    from lockstep import loggers as loggers
+    from lockstep import metrics as metrics
+    from lockstep import search as search
+    from lockstep.checkpoint.manifest import CheckpointError
+    from lockstep.checkpoint.weights_io import load_checkpoint
+    from lockstep.config.train_schema import Config
+    from lockstep.data.distributed_dataloaders import DistributedSampler, create_dataloaders_distributed
+    from lockstep.engine.state_digest import digest, state_of
+    from lockstep.errors import ConfigError, LockstepError, RendezvousError, Stopped, UserError, WorldError
+    from lockstep.events.step_trace import first_difference
+    from lockstep.recipes.model_lookup import get_model
+    from lockstep.recipes.search_pipeline import main_distributed
     from lockstep.train.batch_search import largest_batch
-    from lockstep.train.callbacks import Callback, EarlyStopping, KeepBest
-    from lockstep.train.checkpoints import Saving
+    from lockstep.train.callbacks import Callback, EarlyStopping, SaveBest
     from lockstep.train.model_registry import register_model
-    from lockstep.train.nonfinite import NonFiniteError
-    from lockstep.train.optimizer import parameter_groups, scaled_lr
+    from lockstep.train.optim.ema import ExponentialMovingAverage
+    from lockstep.train.optim.lr_schedule import Schedule
+    from lockstep.train.optim.nonfinite import NonFiniteError
+    from lockstep.train.optim.optimizer_factory import parameter_groups, scaled_lr
+    from lockstep.train.resume.checkpoint_policy import CheckpointPolicy
+    from lockstep.train.resume.drift import DriftError
     from lockstep.train.run import Run
-    from lockstep.train.schedule import Schedule
     from lockstep.train.step import Step
+    from lockstep.train.strategies.fsdp_units import FsdpOptions
     from lockstep.train.trainer import Trainer
     from lockstep.world.collectives import (
         all_gather,
@@ -47,98 +56,70 @@ if TYPE_CHECKING:
         scatter,
     )
     from lockstep.world.launch import launch
-    from lockstep.world.objects import all_gather_object, broadcast_object, gather_object, scatter_object
-    from lockstep.world.setup import cleanup_distributed, init_process_group, setup_distributed
+    from lockstep.world.object_collectives import all_gather_object, broadcast_object, gather_object, scatter_object
+    from lockstep.world.process_group import cleanup_distributed, init_process_group, setup_distributed
     from lockstep.world.world import World
+else:  # hidden from type checkers, so that they find misspelt names
+    from lockstep.lazy_exports import lazy_exports
 
-__version__ = "0.1.0"
-
-_HOME = {
-    "Callback": "train.callbacks",
-    "ChoiceGene": "search.genome",
-    "Config": "config.schema",
-    "DistributedSampler": "data.sampler",
-    "EarlyStopping": "train.callbacks",
-    "FloatGene": "search.genome",
-    "Genome": "search.genome",
-    "IntegerGene": "search.genome",
-    "KeepBest": "train.callbacks",
-    "MovingAverage": "train.average",
-    "NonFiniteError": "train.nonfinite",
-    "Objective": "search.problem",
-    "OneByOne": "search.evaluators",
-    "Problem": "search.problem",
-    "Program": "search.program",
-    "Run": "train.run",
-    "Saving": "train.checkpoints",
-    "Schedule": "train.schedule",
-    "Search": "search.search",
-    "SearchConfig": "config.search",
-    "SearchPipeline": "recipes.pipeline",
-    "SearchSettings": "search.search",
-    "Step": "train.step",
-    "Together": "search.evaluators",
-    "Trainer": "train.trainer",
-    "World": "world.world",
-    "all_gather": "world.collectives",
-    "all_gather_object": "world.objects",
-    "all_reduce": "world.collectives",
-    "barrier": "world.collectives",
-    "broadcast": "world.collectives",
-    "broadcast_object": "world.objects",
-    "cleanup_distributed": "world.setup",
-    "create_dataloaders_distributed": "data.dataloaders",
-    "digest": "engine.digest",
-    "first_difference": "events.trace",
-    "gather": "world.collectives",
-    "gather_object": "world.objects",
-    "get_model": "recipes.models",
-    "get_rank": "world.collectives",
-    "get_world_size": "world.collectives",
-    "init_process_group": "world.setup",
-    "is_main_process": "world.collectives",
-    "largest_batch": "train.batch_search",
-    "launch": "world.launch",
-    "load_checkpoint": "checkpoint.exchange",
-    "main_distributed": "recipes.pipeline",
-    "no_sync": "world.collectives",
-    "parameter_groups": "train.optimizer",
-    "reduce_tensor": "world.collectives",
-    "register_model": "train.model_registry",
-    "scaled_lr": "train.optimizer",
-    "scatter": "world.collectives",
-    "scatter_object": "world.objects",
-    "setup_distributed": "world.setup",
-    "state_of": "engine.digest",
-}
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            "checkpoint.manifest": "CheckpointError",
+            "checkpoint.weights_io": "load_checkpoint",
+            "config.train_schema": "Config",
+            "data.distributed_dataloaders": "DistributedSampler create_dataloaders_distributed",
+            "engine.state_digest": "digest state_of",
+            "errors": "ConfigError LockstepError RendezvousError Stopped UserError WorldError",
+            "events.step_trace": "first_difference",
+            "recipes.model_lookup": "get_model",
+            "recipes.search_pipeline": "main_distributed",
+            "train.batch_search": "largest_batch",
+            "train.callbacks": "Callback EarlyStopping SaveBest",
+            "train.model_registry": "register_model",
+            "train.optim.ema": "ExponentialMovingAverage",
+            "train.optim.lr_schedule": "Schedule",
+            "train.optim.nonfinite": "NonFiniteError",
+            "train.optim.optimizer_factory": "parameter_groups scaled_lr",
+            "train.resume.checkpoint_policy": "CheckpointPolicy",
+            "train.resume.drift": "DriftError",
+            "train.run": "Run",
+            "train.step": "Step",
+            "train.strategies.fsdp_units": "FsdpOptions",
+            "train.trainer": "Trainer",
+            "world.collectives": "all_gather all_reduce barrier broadcast gather get_rank get_world_size "
+            "is_main_process no_sync reduce_tensor scatter",
+            "world.launch": "launch",
+            "world.object_collectives": "all_gather_object broadcast_object gather_object scatter_object",
+            "world.process_group": "cleanup_distributed init_process_group setup_distributed",
+            "world.world": "World",
+        },
+        submodules=("loggers", "metrics", "search"),
+    )
 
 __all__ = [
     "Callback",
-    "ChoiceGene",
+    "CheckpointError",
+    "CheckpointPolicy",
     "Config",
+    "ConfigError",
     "DistributedSampler",
+    "DriftError",
     "EarlyStopping",
-    "FloatGene",
-    "Genome",
-    "IntegerGene",
-    "KeepBest",
-    "MovingAverage",
+    "ExponentialMovingAverage",
+    "FsdpOptions",
+    "LockstepError",
     "NonFiniteError",
-    "Objective",
-    "OneByOne",
-    "Problem",
-    "Program",
+    "RendezvousError",
     "Run",
-    "Saving",
+    "SaveBest",
     "Schedule",
-    "Search",
-    "SearchConfig",
-    "SearchPipeline",
-    "SearchSettings",
     "Step",
-    "Together",
+    "Stopped",
     "Trainer",
+    "UserError",
     "World",
+    "WorldError",
     "all_gather",
     "all_gather_object",
     "all_reduce",
@@ -170,15 +151,3 @@ __all__ = [
     "setup_distributed",
     "state_of",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
-    value = getattr(import_module(f"lockstep.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return [*__all__, "__version__"]

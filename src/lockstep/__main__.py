@@ -1,4 +1,4 @@
-"""`python -m lockstep`, and so `torchrun -m lockstep train …`, is the `lockstep` command."""
+"""Run the `lockstep` command by `python -m lockstep`, and so by `torchrun -m lockstep train …`."""
 
 from lockstep.cli import main
 

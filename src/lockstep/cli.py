@@ -1,4 +1,7 @@
-"""The `lockstep` command. Heavy imports stand inside the commands: `--help` answers at once and loads no torch."""
+"""The `lockstep` command: its subcommands, exit codes and errors.
+
+Heavy imports are inside the commands, so that `--help` answers at once and does not import torch.
+"""
 
 import signal
 import sys
@@ -8,29 +11,29 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep import __version__
-from lockstep.commands import ckpt, submit
-from lockstep.commands.batch import batch
-from lockstep.commands.bench import bench
-from lockstep.commands.chaos import chaos
-from lockstep.commands.doctor import doctor
-from lockstep.commands.init import init
-from lockstep.commands.launching import takes_launch_options
-from lockstep.commands.plan import plan as plan_command
-from lockstep.commands.report import report
-from lockstep.commands.verify import ConfigOrScript, verify
-from lockstep.commands.watch import watch
+from lockstep.batch.batch_command import batch
+from lockstep.bench.bench_command import bench
+from lockstep.chaos.chaos_command import chaos
+from lockstep.ckpt import ckpt_command
+from lockstep.command_line.launch_options import takes_launch_options
 from lockstep.config import environment
-from lockstep.errors import EXIT_FAILED, EXIT_STOPPED, LockstepError, complain
-from lockstep.launcher.plan import LaunchPlan
-from lockstep.launcher.start import check_target, start
-from lockstep.launcher.worker import run_target, users_traceback
-from lockstep.supervision.stop_signals import StopRequested, raise_when_asked_to_stop
+from lockstep.doctor.doctor_command import doctor
+from lockstep.errors import EXIT_FAILED, EXIT_STOPPED, LockstepError, print_error
+from lockstep.init.init_command import init
+from lockstep.launcher.launch_plan import LaunchPlan, check_target, start_agent
+from lockstep.launcher.worker_main import run_target, user_traceback
+from lockstep.plan.plan_command import plan as plan_command
+from lockstep.report.report_command import report
+from lockstep.submit import submit_command
+from lockstep.supervision.stop_signals import StopRequested, install_stop_handlers
+from lockstep.verify.verify_command import ConfigOrScript, verify
+from lockstep.watch.watch_command import watch
 
 if TYPE_CHECKING:
-    from lockstep.config.job import JobConfig
-    from lockstep.search.recipe import SearchRecipe
-    from lockstep.train.continuity import Resume
+    from lockstep.config.job_schema import JobConfig
+    from lockstep.search.search_job import SearchRecipe
     from lockstep.train.recipe import Recipe
+    from lockstep.train.resume.checkpointer import Resume
 
 app = typer.Typer(
     name="lockstep",
@@ -40,7 +43,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={
         "help_option_names": ["-h", "--help"],
-        # As torchrun does, take --nproc_per_node for --nproc-per-node.
+        # As in torchrun, --nproc_per_node is accepted for --nproc-per-node.
         "token_normalize_func": lambda name: name.replace("_", "-"),
     },
 )
@@ -56,22 +59,22 @@ def options(version: Annotated[bool, typer.Option("--version", help="Show the ve
 @app.command()
 @takes_launch_options(max_restarts=3)
 def train(
-    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML file, or a built-in recipe's name.")],
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML file or the name of a built-in recipe.")],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="key=value", help="Settings by dotted path: optim.lr=1e-3")
     ] = None,
-    # torchrun, in front of us, takes --run for an abbreviation of an option of its own: hence the longer name.
+    # torchrun, in front of this command, would take --run for an abbreviation of one of its options.
     run: Annotated[
         Path | None, typer.Option("--run", "--run-dir", metavar="DIR", help="Run folder; default runs/CONFIG.")
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A smoke run of seconds: few steps, little data.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A smoke test of seconds: few steps, little data.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print events as JSON lines.")] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Go on in a folder whose run had other settings, with these.")
+        bool, typer.Option("--force", help="Resume although the run in the folder had other settings.")
     ] = False,
     accept_drift: Annotated[
-        bool, typer.Option("--accept-drift", help="Go on although another machine or version changes the answer.")
+        bool, typer.Option("--accept-drift", help="Resume although another machine or version may change the result.")
     ] = False,
     stop_after: Annotated[
         int | None, typer.Option("--stop-after", metavar="N", min=1, help="Save and stop after step N; exit code 75.")
@@ -84,19 +87,20 @@ def train(
     lockstep train digits -n 2
     lockstep train mine.yaml optim.lr=1e-3 epochs=5
     """
-    from lockstep.observe.loggers.selection import check_extras
-    from lockstep.recipes.registry import load_recipe
+    from lockstep.loggers.logger_factory import check_extras
+    from lockstep.recipes.registry import load_config, load_recipe
 
     changes = [*(overrides or []), *(["quick=true"] if quick else [])]
     folder = run or Path("runs") / (Path(config).stem + ("-quick" if quick else ""))
-    # In every process: a mistake stops the first, before any other starts.
-    recipe, settings = load_recipe(config, changes)
-    check_extras(settings.log)
     if plan is not None:
+        # An error stops the launcher before it starts a process. It imports no torch: the fork server does that.
+        check_extras(load_config(config, changes).log)
         flags = {"--quiet": quiet, "--json": as_json, "--force": force, "--accept-drift": accept_drift}
         modes = [flag for flag, is_given in flags.items() if is_given]
         modes += [] if stop_after is None else ["--stop-after", str(stop_after)]
-        raise typer.Exit(start(plan, ["-m", "lockstep", "train", config, *changes, "--run", str(folder), *modes]))
+        raise typer.Exit(start_agent(plan, ["-m", "lockstep", "train", config, *changes, "--run", str(folder), *modes]))
+    recipe, settings = load_recipe(config, changes)
+    check_extras(settings.log)
     resume: Resume = "force" if force else "accept-drift" if accept_drift else "auto"
     _train_here(recipe, settings, folder, resume, stop_after, quiet, as_json)
 
@@ -105,8 +109,8 @@ def train(
 @takes_launch_options(max_restarts=0)
 def run(
     script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A Python script, or a module with -m.")],
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="The script's own.")] = None,
-    module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is a module's name.")] = False,
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the script.")] = None,
+    module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is the name of a module.")] = False,
     plan: LaunchPlan | None = None,
 ) -> None:
     """Launch any script on several processes, supervised.
@@ -116,28 +120,28 @@ def run(
     """
     target = [*(["-m"] if module else []), script, *(arguments or [])]
     if plan is not None:
-        raise typer.Exit(start(plan, target))
+        raise typer.Exit(start_agent(plan, target))
     _run_here(target)
 
 
-# In the order in which `--help` lists them, after those above; groups come last.
-app.command(cls=ConfigOrScript, short_help="Is it the same on one process and on N, bit for bit?")(verify)
+# In the order in which `--help` lists them, after the two above; groups come last.
+app.command(cls=ConfigOrScript, short_help="Check that one process and N give the same bits.")(verify)
 app.command(short_help="Watch a run, in the terminal or in the browser.")(watch)
-app.command(short_help="Tell how a run went, and where its time went.")(report)
+app.command(short_help="Report how a run went, and where its time went.")(report)
 app.command("plan", short_help="Predict the speed-up on more processes.")(plan_command)
 app.command(short_help="Find the largest batch that fits into memory, and the fastest.")(batch)
-app.command(short_help="Is this machine fit, and how do its processes get on?")(doctor)
-app.command(short_help="What a step costs here, beside other ways to train.")(bench)
-app.command(short_help="Train while being killed, and check that nothing was lost.")(chaos)
+app.command(short_help="Check this machine, and how its processes communicate.")(doctor)
+app.command(short_help="Time a step against other ways to train.")(bench)
+app.command(short_help="Kill processes while training; check nothing is lost.")(chaos)
 app.command(short_help="Write a training script to start from.")(init)
-app.add_typer(ckpt.app)
-app.add_typer(submit.app, short_help="Write a job for Slurm or Kubernetes.")
+app.add_typer(ckpt_command.app)
+app.add_typer(submit_command.app, short_help="Write a job for Slurm or Kubernetes.")
 
 
 def main() -> None:
     """Run the command, and end with the exit code that says how it went."""
-    raise_when_asked_to_stop()
-    supervised = environment.agent_pid() is not None  # then the agent tells, once for all ranks
+    install_stop_handlers()
+    supervised = environment.agent_pid() is not None  # then the agent reports, once for all ranks
     try:
         app()
     except StopRequested as stop:
@@ -148,13 +152,13 @@ def main() -> None:
         if supervised:
             raise
         if isinstance(error, LockstepError):
-            sys.exit(complain(error))
-        print(users_traceback(error), file=sys.stderr, end="")
+            sys.exit(print_error(error))
+        print(user_traceback(error), file=sys.stderr, end="")
         sys.exit(EXIT_FAILED)
 
 
 def _run_here(target: list[str]) -> None:
-    """Be the script, as if `python` had started it: its signals are its own."""
+    """Run the script in this process, as `python` would, with the default signal handlers."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     check_target(target)
@@ -173,21 +177,21 @@ def _train_here(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Be one process of the training: alone, or a worker of whoever started us."""
+    """Train in this process: alone, or as one worker of a launcher."""
     import torch
 
-    from lockstep.events.event import Sink
+    from lockstep.events.event_log import Sink
     from lockstep.events.run_folder import RunFolder
+    from lockstep.loggers.logger_factory import open_loggers
     from lockstep.observe.console import console_for
-    from lockstep.observe.loggers.selection import open_loggers
-    from lockstep.recipes.job import carry_out
-    from lockstep.world.setup import leaving_at_the_end, setup_distributed
+    from lockstep.recipes.registry import run_recipe
+    from lockstep.world.process_group import leave_on_exit, setup_distributed
 
     torch.set_num_threads(settings.threads)
     environment.set_nccl_debug(settings.nccl_debug)
-    with leaving_at_the_end():
+    with leave_on_exit():
         world = setup_distributed(backend=settings.ddp_backend, timeout_s=settings.timeout_s, device=settings.device)
         sinks: list[Sink] = []
         if world.is_main:
             sinks = [*console_for(quiet=quiet, as_json=as_json), *open_loggers(settings.log, folder)]
-        carry_out(recipe, settings, world, RunFolder(folder), sinks, resume=resume, stop_after=stop_after)
+        run_recipe(recipe, settings, world, RunFolder(folder), sinks, resume=resume, stop_after=stop_after)

@@ -13,8 +13,8 @@ from lockstep.errors import Stopped
 from lockstep.metrics import ConfusionMatrix
 from lockstep.train.run import Run
 from lockstep.train.step import Step
-from lockstep.world.boxes import held
-from lockstep.world.randomness import stream
+from lockstep.world.dtensor import local_tensor
+from lockstep.world.keyed_random import stream
 from lockstep.world.world import World
 
 Advance = Callable[[Step], None]
@@ -110,10 +110,10 @@ def train_gpt(
     optimizer = torch.optim.AdamW(groups, lr=1e-2)
     model = run.prepare(model)
     run.optimizer(model, optimizer, lambda step: 1.0 / (1 + step))
-    average = run.average(model, 0.5)
+    average = run.ema(model, 0.5)
     losses, norms, began_with = [], [], ""
     try:
-        for step in run.open_steps(run.loader(text("train", 96), 24, lanes=8), steps=steps):
+        for step in run.steps(run.loader(text("train", 96), 24, lanes=8), steps=steps, finish=False):
             began_with = began_with or run.digest()
             step.accumulate(next_token, model)
             with torch.no_grad():  # whatever this gathers is of no use after the update
@@ -127,9 +127,9 @@ def train_gpt(
     with average.applied():
         metrics.append(evaluated(run, model))
     metrics.append(evaluated(run, model))
-    here = run._parts.strategy.optimizer_here(optimizer)
+    here = run._state.strategy.optimizer_here(optimizer)
     num_bytes = (
-        sum(held(p).nbytes for p in model.parameters()),
+        sum(local_tensor(p).nbytes for p in model.parameters()),
         sum(value.nbytes for state in here.state.values() for value in state.values()),
     )
     state = {name: tensor.clone() for name, tensor in run.state().items()}
@@ -153,7 +153,7 @@ def train_small(world: World, name: str, **options: Any) -> tuple[list[float], d
     run = Run(None, world, **{"seed": 5, "determinism": "fast"} | options)
     data, advance = SMALL[name](run)
     losses = []
-    for step in run.open_steps(run.loader(data, 32, lanes=8), steps=3):
+    for step in run.steps(run.loader(data, 32, lanes=8), steps=3, finish=False):
         advance(step)
         losses.append(step.loss)
     state = {key: tensor.clone() for key, tensor in run.state().items()}

@@ -1,11 +1,11 @@
-"""`lockstep batch`: sizes are tried in processes of their own, and whatever happens to those is an answer."""
+"""`lockstep batch`: each size is tried in a new process, and whatever happens to it is a result."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from tests.commands import LOCKSTEP, run
+from tests.commands import LOCKSTEP, call, run
 
 RECIPE = """
 import os, signal
@@ -73,8 +73,8 @@ def test_a_process_that_is_killed_does_not_end_the_search(folder: Path) -> None:
     assert {path.name for path in folder.iterdir()} <= {"tiny.py", "tiny.yaml", "__pycache__"}
 
 
-def test_it_tells_as_it_goes_and_advises(folder: Path) -> None:
-    """Its room is for eleven samples a lane."""
+def test_progress_and_advice_are_printed(folder: Path) -> None:
+    """There is memory for eleven samples a lane."""
     sizes = ["batch.global=16", "--memory-gb", "0.4", "--tries", "3"]
     finished = run([*LOCKSTEP, "batch", "tiny.yaml", *sizes], folder, timeout_s=240)
     assert finished.code == 0, finished.err
@@ -84,36 +84,36 @@ def test_it_tells_as_it_goes_and_advises(folder: Path) -> None:
     assert ["does not fit: out of memory" in line for line in lines[2:5]] == [False, True, True]
     assert lines[5:] == [
         "largest that fits: 8 samples a lane (12 do not)",
-        "fastest: 8 samples a lane, as the config has it",
-        "the search ended after as many tries as it may make",
-        "advice: leave the batch as it is: batch.global=16 lanes=2",
+        "fastest: 8 samples a lane, as in the config",
+        "the search ended after its limit of tries (--tries)",
+        "advice: keep the batch: batch.global=16 lanes=2",
     ]
 
 
-def test_a_mistake_of_the_recipe_is_told_as_such(folder: Path) -> None:
-    finished = run([*LOCKSTEP, "batch", "tiny.yaml", "data.fails_at=1"], folder)
+def test_errors_in_a_recipe_and_in_the_options_are_reported(folder: Path) -> None:
+    finished = call(["batch", "tiny.yaml", "data.fails_at=1"], folder)
     assert finished.code == 3
     assert 'raise ValueError("planted")' in finished.err
-    finished = run([*LOCKSTEP, "batch", "tiny.yaml", "data.refuses=true"], folder)
+    finished = call(["batch", "tiny.yaml", "data.refuses=true"], folder)
     assert finished.code == 2
     assert finished.err == "lockstep: refuses: set it to false\n"
-    finished = run([*LOCKSTEP, "batch", "tiny.yaml", "-n", "2", "parallel=single"], folder)
+    finished = call(["batch", "tiny.yaml", "-n", "2", "parallel=single"], folder)
     assert finished.code == 2
     assert "parallel=single is for one process, but 2 were started" in finished.err
-    finished = run([*LOCKSTEP, "batch", "tiny.yaml", "lr=1"], folder)
+    finished = call(["batch", "tiny.yaml", "lr=1"], folder)
     assert finished.code == 2
     assert "lr: unknown key" in finished.err
-    finished = run([*LOCKSTEP, "batch", "tiny.yaml"], folder, {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"})
+    finished = call(["batch", "tiny.yaml"], folder, {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"})
     assert finished.code == 2
     assert "without a launcher" in finished.err
 
 
 def test_nothing_fits(folder: Path) -> None:
-    finished = run([*LOCKSTEP, "batch", "tiny.yaml", "batch.global=2", "--memory-gb", "0.000001"], folder)
+    finished = call(["batch", "tiny.yaml", "batch.global=2", "--memory-gb", "0.000001"], folder)
     assert finished.code == 3
     assert "nothing fits, not even 1 sample a lane" in finished.out
-    finished = run([*LOCKSTEP, "batch", "tiny.yaml", "--limit-s", "1"], folder)
+    finished = call(["batch", "tiny.yaml", "--limit-s", "1"], folder)
     assert finished.code == 3
-    assert finished.out == "no size was tried to its end: a larger --limit-s may help\n"
-    finished = run([*LOCKSTEP, "batch", "--help"], folder)
-    assert "3: nothing does, or the search ended too early to tell" in " ".join(finished.out.split())
+    assert finished.out == "no trial finished in time: a larger --limit-s may help\n"
+    finished = call(["batch", "--help"], folder)
+    assert "3 if nothing does, or the search ended too early to tell" in " ".join(finished.out.split())

@@ -9,11 +9,10 @@ import psutil
 import pytest
 import torch
 
-from lockstep.benchmark.catalogue import entries
-from lockstep.benchmark.record import Record, Times
-from lockstep.benchmark.task import Task
-from lockstep.commands import bench
-from tests.commands import LOCKSTEP, descendants, run, started, wait_for
+from lockstep.bench import bench_command
+from lockstep.bench.bench_record import BenchRecord, BenchTask, BenchTimes
+from lockstep.bench.contenders import make_contenders
+from tests.commands import LOCKSTEP, call, descendants, run, started, wait_for
 
 BROKEN_ACCELERATE = 'raise ImportError("no luck with this one")'
 
@@ -34,7 +33,7 @@ class Fabric:
 """
 
 
-def test_one_process_and_two_are_timed_and_compared_and_nothing_is_left(tmp_path: Path) -> None:
+def test_one_process_and_two_are_timed_and_compared_and_no_file_is_left(tmp_path: Path) -> None:
     command = [*LOCKSTEP, "bench", "tiny", "-n", "2", "--rounds", "2", "--steps", "5", "--json"]
     finished = run([*command, "--against", "lockstep,fast,fabric"], tmp_path, {"TMPDIR": str(tmp_path)})
     assert finished.code == 0, finished.err
@@ -52,7 +51,7 @@ def test_one_process_and_two_are_timed_and_compared_and_nothing_is_left(tmp_path
         one, two = rows[name]["digests"]
         assert one == two
         assert (rows[name]["same_bits"], rows[name]["difference"]) == (True, 0.0)
-    assert rows["lockstep-2"]["digests"] != rows["lockstep-8"]["digests"], "lanes are part of what is computed"
+    assert rows["lockstep-2"]["digests"] != rows["lockstep-8"]["digests"], "the number of lanes changes the result"
     assert rows["hand-written"]["same_bits"] is False
     assert 0.0 < rows["hand-written"]["difference"] < 1.0
     assert rows["hand-written"]["digests"] == rows["again"]["digests"]
@@ -61,7 +60,7 @@ def test_one_process_and_two_are_timed_and_compared_and_nothing_is_left(tmp_path
     assert not any(tmp_path.glob("lockstep-*")), "nothing is left behind"
 
 
-def test_mistakes_are_one_line(tmp_path: Path) -> None:
+def test_errors_are_one_line(tmp_path: Path) -> None:
     for arguments, words in [
         (["big"], "lockstep bench has no model big: expected mlp, tiny, conv, gpt"),
         (
@@ -72,7 +71,7 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
         (["-n", "3", "--batch", "64"], "--batch 64: expected a multiple of 12, for 3 processes and their lanes"),
         (["--device", "tpu"], "--device tpu: expected cpu or cuda"),
     ]:
-        finished = run([*LOCKSTEP, "bench", *arguments], tmp_path)
+        finished = call(["bench", *arguments], tmp_path)
         assert finished.code == 2
         (line,) = finished.err.splitlines()
         assert words in line
@@ -85,22 +84,22 @@ def test_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
         "lockstep-2": [0.002, 0.006, 0.010],
     }
 
-    def measure(task: Task, processes: int, folder: Path, failures: dict[str, str], *, quiet: bool) -> Record:
+    def measure(task: BenchTask, processes: int, folder: Path, failures: dict[str, str], *, quiet: bool) -> BenchRecord:
         place = folder / str(processes)
         place.mkdir()
-        record = Record(place)
+        record = BenchRecord(place)
         able = {"lockstep-1": seconds["again"]} if processes == 1 else {}
-        record.keep_times(Times(12345, {**seconds, **able}))
+        record.write_times(BenchTimes(12345, {**seconds, **able}))
         for name in [*seconds, *able]:
             off = 0.5 if processes > 1 and name != "lockstep-2" else 0.0
-            record.keep_weights(name, {"weight": torch.full((2,), 1.0 + off)})
+            record.write_weights(name, {"weight": torch.full((2,), 1.0 + off)})
         failures["accelerate"] = "ImportError: no"
         return record
 
-    monkeypatch.setattr(bench, "measure", measure)
-    monkeypatch.setattr(bench, "_room", lambda _: (8, "cores"))
-    task = Task("tiny", "cpu", 32, 5, 3, entries(["lockstep", "accelerate"], {}, [1, 2]), "")
-    assert bench._bench(task, 2, ["fabric"], as_json=False) == 0
+    monkeypatch.setattr(bench_command, "measure", measure)
+    monkeypatch.setattr(bench_command, "_capacity", lambda _: bench_command._Capacity(8, "cores"))
+    task = BenchTask("tiny", "cpu", 32, 5, 3, make_contenders(["lockstep", "accelerate"], {}, [1, 2]), "")
+    assert bench_command._bench(task, 2, ["fabric"], as_json=False) == 0
     first, about, heading, *rows, _, _, _ = capsys.readouterr().out.splitlines()
     assert first == "Fabric is not installed, and so not measured (pip install lightning)"
     assert about == "tiny, 12,345 parameters, batch 32, cpu, one thread a process"
@@ -116,7 +115,7 @@ def test_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 
 @pytest.mark.slow
-def test_what_fails_is_told_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_contender_that_fails_is_reported_and_the_others_go_on(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     (tmp_path / "peers" / "lightning").mkdir(parents=True)
     (tmp_path / "peers" / "accelerate.py").write_text(BROKEN_ACCELERATE)
@@ -129,8 +128,8 @@ def test_what_fails_is_told_and_the_others_go_on(tmp_path: Path) -> None:
     )
     assert finished.code == 0, finished.err
     lines = finished.out.splitlines()
-    assert lines.count("Accelerate failed: the others begin again without it") == 1, "on two it is not tried again"
-    assert lines.count("Fabric failed: the others begin again without it") == 1
+    assert lines.count("Accelerate failed: starting again without it") == 1, "it is not tried again on two"
+    assert lines.count("Fabric failed: starting again without it") == 1
     rows = {line[:12].strip(): line[12:].split() for line in lines if "failed:" not in line}
     assert rows["Accelerate"] == ["failed", "failed"]
     assert rows["Fabric"][1] == "ms"
@@ -142,7 +141,7 @@ def test_what_fails_is_told_and_the_others_go_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_stopped_in_the_middle_it_takes_everything_with_it(tmp_path: Path) -> None:
+def test_a_stop_ends_all_processes(tmp_path: Path) -> None:
     command = [*LOCKSTEP, "bench", "tiny", "--rounds", "2", "--steps", "150", "--against", "fast"]
     with started(command, tmp_path, {"TMPDIR": str(tmp_path)}) as process:
         wait_for(lambda: any(tmp_path.glob("lockstep-bench-*/2-0/turn")), 60, "two processes are measured")
@@ -150,6 +149,6 @@ def test_stopped_in_the_middle_it_takes_everything_with_it(tmp_path: Path) -> No
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)
         assert children
-        assert not [child for child in children if psutil.pid_exists(child.pid)], "at its end, nobody is left"
+        assert not [child for child in children if psutil.pid_exists(child.pid)], "no process is left"
     assert process.returncode == 75
     assert not any(tmp_path.glob("lockstep-*"))

@@ -1,18 +1,25 @@
-"""The guide is so: it builds, its links lead somewhere, its code and configs are what they say, its commands exist."""
+"""The guide: it builds, its links work, its scripts and configs run, its commands exist, its reference is whole."""
 
+import pkgutil
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import yaml
 
 import lockstep
-from lockstep.config.schema import Config
-from lockstep.errors import ConfigError
+import lockstep.loggers
+import lockstep.metrics
+from lockstep.config.train_schema import Config
+from lockstep.errors import ConfigError, LockstepError, Stopped, UserError
+from lockstep.events.event_log import Sink
+from lockstep.loggers.logger_factory import open_loggers
 from tests.commands import clean_environment
 from tests.contracts.documents import (
     DOCUMENTS,
@@ -154,10 +161,34 @@ def _alternatives(text: str) -> Iterator[str]:
         yield from (line for line in text.splitlines() if yaml.safe_load(line))
 
 
+# An entry of the reference: `.. autoclass:: lockstep.Config(**settings)`.
+_ENTRY = re.compile(r"^\.\. auto(?:class|function|exception):: (lockstep(?:\.\w+)+)", re.MULTILINE)
+
+
+def _public_names() -> dict[str, Any]:
+    """Everything that a script may import, by its full name."""
+    modules = (lockstep, lockstep.metrics, lockstep.search, lockstep.loggers)
+    names = {f"{module.__name__}.{name}": module for module in modules for name in getattr(module, "__all__", ())}
+    public = {name: pkgutil.resolve_name(name) for name in names}
+    return {name: value for name, value in public.items() if not isinstance(value, ModuleType)}
+
+
 def test_every_public_name_is_in_the_reference_once() -> None:
     pages = "\n".join(path.read_text() for path in sorted((ROOT / "docs" / "reference").glob("*.md")))
-    named = re.findall(r"^\.\. auto\w+:: lockstep\.(\w+)(?:\(.*\))?$", pages, re.MULTILINE)
-    assert sorted(named) == lockstep.__all__
+    entries = [pkgutil.resolve_name(name) for name in _ENTRY.findall(pages)]
+    counts = {name: sum(entry is value for entry in entries) for name, value in _public_names().items()}
+    assert not {name: count for name, count in counts.items() if count != 1}
+    for needed in (LockstepError, UserError, ConfigError, Stopped, Sink, open_loggers):
+        assert sum(entry is needed for entry in entries) == 1, needed
+
+
+def test_every_public_name_has_a_docstring_of_its_own() -> None:
+    missing = []
+    for name, value in _public_names().items():
+        own = vars(value).get("__doc__") if isinstance(value, type) else value.__doc__
+        if not own or own.startswith(f"{value.__name__}("):  # a dataclass without one shows its signature
+            missing.append(name)
+    assert not missing
 
 
 def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:

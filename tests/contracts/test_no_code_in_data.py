@@ -12,7 +12,7 @@ BUILTINS = {"eval", "exec", "compile", "__import__"}
 
 # Where bytes of our own are unpickled, that never were in a file: what a test sends its ranks, and what data workers
 # send their own parent.
-OWN_BYTES = {"testing/harness.py", "testing/messages.py", "testing/worker.py", "data/read_ahead.py"}
+OWN_BYTES = {"testing/ranks_harness.py", "testing/rank_worker.py", "data/stream_workers.py"}
 
 
 def violations(tree: ast.AST) -> list[str]:

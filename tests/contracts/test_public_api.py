@@ -1,7 +1,10 @@
 """What `import lockstep` offers, what that needs installed, and what it leaves unloaded."""
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -16,14 +19,32 @@ def python(code: str) -> str:
     return finished.stdout
 
 
-def test_names_are_sorted_and_all_there() -> None:
-    assert lockstep.__all__ == sorted(lockstep.__all__)
-    for name in lockstep.__all__:
-        assert getattr(lockstep, name).__name__ == name
-    assert set(lockstep.__all__) <= set(dir(lockstep))
+@pytest.mark.parametrize(
+    "package", [lockstep, lockstep.loggers, lockstep.metrics, lockstep.search], ids=lambda p: p.__name__
+)
+def test_every_name_is_there_and_documented(package: ModuleType) -> None:
+    assert len(set(package.__all__)) == len(package.__all__)
+    for name in package.__all__:
+        assert getattr(package, name).__name__ == name
+        assert getattr(package, name).__doc__, f"{package.__name__}.{name} has no docstring"
+    assert set(package.__all__) <= set(dir(package))
 
 
-def test_the_seeds_names_are_kept() -> None:
+@pytest.mark.parametrize("package", [lockstep, lockstep.loggers, lockstep.search], ids=lambda p: p.__name__)
+def test_an_unknown_name_is_an_attribute_error(package: ModuleType) -> None:
+    with pytest.raises(AttributeError, match=f"module '{package.__name__}' has no attribute 'no_such_name'"):
+        _ = package.no_such_name
+
+
+def test_type_checkers_see_what_is_exported() -> None:
+    """Each package lists its names twice: for type checkers, as imports, and for Python, which imports them lazily."""
+    for package in (lockstep, lockstep.loggers, lockstep.search):
+        branch = next(node for node in ast.parse(Path(package.__file__).read_text()).body if isinstance(node, ast.If))
+        imported = {alias.name for node in branch.body for alias in node.names}
+        assert imported == set(dir(package))
+
+
+def test_promised_names_are_there() -> None:
     promised = """
         Config Trainer World all_gather all_reduce barrier broadcast cleanup_distributed gather get_rank get_world_size
         init_process_group is_main_process launch load_checkpoint no_sync reduce_tensor scatter setup_distributed
@@ -31,13 +52,8 @@ def test_the_seeds_names_are_kept() -> None:
     assert set(promised.split()) <= set(lockstep.__all__)
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="no_such_name"):
-        _ = lockstep.no_such_name
-
-
 def test_importing_lockstep_loads_nothing_heavy() -> None:
-    loaded = python("import lockstep, sys; print(*sorted(sys.modules))").split()
+    loaded = python("import lockstep, lockstep.loggers, lockstep.search, sys; print(*sorted(sys.modules))").split()
     assert not {"torch", "numpy", *COMMAND_LINE_ONLY} & set(loaded)
 
 
@@ -57,5 +73,7 @@ lockstep.launch(main)
 
 
 def test_launching_and_the_worker_module_load_no_torch() -> None:
-    loaded = python("import lockstep.launcher.start, lockstep.launcher.worker, sys; print(*sys.modules)").split()
+    loaded = python(
+        "import lockstep.launcher.launch_plan, lockstep.launcher.worker_main, sys; print(*sys.modules)"
+    ).split()
     assert not {"torch", "numpy", *COMMAND_LINE_ONLY} & set(loaded)

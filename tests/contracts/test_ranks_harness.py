@@ -1,4 +1,4 @@
-"""`ranks(n)`: results by rank, workers reused, and a full account of every way a call can go wrong."""
+"""`ranks(n)`: results by rank, workers that are reused, and a clear error for every way a call can fail."""
 
 import ctypes
 import os
@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from lockstep.testing import RanksFailed, RanksTimeout, call, close_pool, harness, pool_pids, ranks
+from lockstep.testing import RanksFailed, RanksTimeout, close_pool, pool_pids, ranks, ranks_harness
 from lockstep.world.world import World
 
 
@@ -43,14 +43,14 @@ def num_threads(world: World) -> int:
 def return_before_the_others(world: World) -> int:
     if world.rank == 0:
         return -1
-    time.sleep(0.2)  # rank 0, which holds the store, has long returned
+    time.sleep(0.2)  # until rank 0, which holds the store, has returned
     pair = dist.new_group([1, 2], use_local_synchronization=True)
     tensor = torch.ones(())
     dist.all_reduce(tensor, group=pair)
     return int(tensor)
 
 
-def fail_on_the_way(world: World) -> None:
+def fail_one_after_another(world: World) -> None:
     if world.rank == 1:
         raise KeyError("the cause")
     time.sleep(0.2)
@@ -58,7 +58,7 @@ def fail_on_the_way(world: World) -> None:
         raise ValueError("a consequence")
 
 
-def fail_while_the_others_meet(world: World) -> None:
+def fail_while_the_others_are_in_a_barrier(world: World) -> None:
     if world.rank == 1:
         raise KeyError("the cause")
     dist.barrier()
@@ -70,7 +70,7 @@ def fail_while_the_others_sleep(world: World) -> None:
     time.sleep(600)
 
 
-def leave(world: World) -> None:
+def exit_with_a_code(world: World) -> None:
     sys.exit(7)
 
 
@@ -78,23 +78,23 @@ def return_a_lambda(world: World) -> object:
     return lambda: None
 
 
-def wait_in_three_ways(world: World) -> None:
+def hang_in_three_ways(world: World) -> None:
     if world.rank == 0:
-        sleep_with_the_lock()
+        sleep_with_the_gil()
     elif world.rank == 1:
-        sleep_without_the_lock()
-    meet_nobody()
+        sleep_without_the_gil()
+    wait_in_a_barrier()
 
 
-def sleep_with_the_lock() -> None:
-    ctypes.PyDLL(None).sleep(600)  # unlike CDLL, PyDLL keeps the interpreter's lock
+def sleep_with_the_gil() -> None:
+    ctypes.PyDLL(None).sleep(600)  # unlike CDLL, PyDLL keeps the GIL
 
 
-def sleep_without_the_lock() -> None:
+def sleep_without_the_gil() -> None:
     time.sleep(600)
 
 
-def meet_nobody() -> None:
+def wait_in_a_barrier() -> None:
     dist.barrier()
 
 
@@ -116,20 +116,20 @@ def die_in_three_ways(world: World, folder: Path) -> None:
     os._exit(4)
 
 
-def change_surroundings(world: World, folder: Path) -> None:
+def change_environment(world: World, folder: Path) -> None:
     os.environ["SET_BY_A_RANK"] = "1"
     del os.environ["SET_BY_THE_CALLER"]
     os.chdir(folder)
 
 
-def look_around(world: World, *names: str) -> tuple[list[str | None], Path]:
+def read_environment(world: World, *names: str) -> tuple[list[str | None], Path]:
     return [os.environ.get(name) for name in names], Path.cwd()
 
 
 def test_workers_that_die_between_calls_or_are_closed_are_replaced_at_the_next() -> None:
     killed = ranks(1).run(pid)
     os.kill(killed[0], signal.SIGKILL)
-    psutil.wait_procs([psutil.Process(killed[0])], timeout=10)  # fetches the exit code too, as any waiter might
+    psutil.wait_procs([psutil.Process(killed[0])], timeout=10)  # this fetches the exit code, as another waiter might
     closed = ranks(1).run(pid)
     close_pool()
     assert pool_pids() == []
@@ -170,11 +170,11 @@ def test_a_rank_that_returns_stays_in_the_group_until_all_have() -> None:
 
 def test_every_traceback_is_shown_and_the_first_failure_comes_first() -> None:
     with pytest.raises(RanksFailed) as caught:
-        ranks(3).run(fail_on_the_way)
+        ranks(3).run(fail_one_after_another)
     assert [failure.rank for failure in caught.value.failures] == [1, 0]
     message = str(caught.value)
-    parts = ["2 of 3", "rank 1 (first to fail):", "in fail_on_the_way", "KeyError: 'the cause'"]
-    parts += ["rank 0:", "in fail_on_the_way", "ValueError: a consequence", "returned: rank 2"]
+    parts = ["2 of 3", "rank 1 (first to fail):", "in fail_one_after_another", "KeyError: 'the cause'"]
+    parts += ["rank 0:", "in fail_one_after_another", "ValueError: a consequence", "returned: rank 2"]
     position = 0
     for part in parts:
         position = message.index(part, position)
@@ -183,65 +183,65 @@ def test_every_traceback_is_shown_and_the_first_failure_comes_first() -> None:
 def test_a_failure_ends_the_others_collectives_and_costs_no_worker() -> None:
     pids = ranks(3).run(pid)
     with pytest.raises(RanksFailed) as caught:
-        ranks(3).run(fail_while_the_others_meet)
+        ranks(3).run(fail_while_the_others_are_in_a_barrier)
     assert caught.value.failures[0].rank == 1
     assert {failure.rank for failure in caught.value.failures} == {0, 1, 2}
     assert ranks(3).run(pid) == pids
 
 
-def test_leaving_without_a_result_is_a_failure() -> None:
+def test_exiting_without_a_result_is_a_failure() -> None:
     with pytest.raises(RanksFailed, match="SystemExit: 7"):
-        ranks(1).run(leave)
+        ranks(1).run(exit_with_a_code)
 
 
-def test_a_result_that_cannot_travel_is_that_ranks_failure() -> None:
+def test_a_result_that_cannot_be_pickled_is_that_ranks_failure() -> None:
     with pytest.raises(RanksFailed, match=r"in _perform(.|\n)*pickle"):
         ranks(1).run(return_a_lambda)
 
 
-def test_a_function_that_cannot_travel_is_refused_with_the_remedy() -> None:
+def test_a_function_that_cannot_be_pickled_is_refused() -> None:
     with pytest.raises(TypeError, match="at the top level of a module"):
         ranks(1).run(lambda _: None)
 
 
-def test_no_ranks_are_refused() -> None:
+def test_zero_ranks_are_refused() -> None:
     with pytest.raises(ValueError, match=r"ranks\(0\)"):
         ranks(0)
 
 
-def test_a_death_comes_before_its_consequences_and_its_worker_is_replaced() -> None:
+def test_a_death_is_listed_before_its_consequences_and_the_worker_is_replaced() -> None:
     pids = ranks(2).run(pid)
     with pytest.raises(RanksFailed) as caught:
         ranks(2).run(exit_at_once)
     assert f"rank 1 (first to fail):\n  process {pids[1]} exited with code 3" in str(caught.value)
     assert pids[1] not in pool_pids()
-    healed = ranks(2).run(pid)
-    assert healed[0] == pids[0]
-    assert healed[1] != pids[1]
+    replaced = ranks(2).run(pid)
+    assert replaced[0] == pids[0]
+    assert replaced[1] != pids[1]
 
 
-def test_a_call_has_the_callers_surroundings_whatever_the_last_one_did(
+def test_a_call_has_the_callers_environment_whatever_the_last_one_did(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SET_BY_THE_CALLER", "yes")
-    ranks(2).run(change_surroundings, tmp_path)
+    ranks(2).run(change_environment, tmp_path)
     names = ["SET_BY_THE_CALLER", "SET_BY_A_RANK"]
-    assert ranks(2).run(look_around, *names) == [(["yes", None], Path.cwd())] * 2
+    assert ranks(2).run(read_environment, *names) == [(["yes", None], Path.cwd())] * 2
     monkeypatch.chdir(tmp_path)
-    assert ranks(2).run(look_around, *names) == [(["yes", None], tmp_path)] * 2
+    assert ranks(2).run(read_environment, *names) == [(["yes", None], tmp_path)] * 2
 
 
 def test_env_is_for_one_call() -> None:
     for pair, expected in [(ranks(2, env={"FOR_ONE_CALL": "1"}), "1"), (ranks(2), None)]:
-        assert [seen for seen, _ in pair.run(look_around, "FOR_ONE_CALL")] == [[expected], [expected]]
+        assert [seen for seen, _ in pair.run(read_environment, "FOR_ONE_CALL")] == [[expected], [expected]]
 
 
-def test_a_taken_port_is_exchanged_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    free_port = harness._free_port
+def test_a_taken_port_is_replaced_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    free_port = ranks_harness._free_port
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ports = [free_port(), taken.getsockname()[1]]
-        monkeypatch.setattr(harness, "_free_port", ports.pop)
-        monkeypatch.setattr(call, "GRACE_S", 0.2)  # rank 1 cannot know, and is not worth waiting for
+        monkeypatch.setattr(ranks_harness, "_free_port", ports.pop)
+        monkeypatch.setattr(ranks_harness, "GRACE_S", 0.2)  # rank 1 does not learn of it: do not wait for it long
         assert [int(tensor) for tensor in ranks(2).run(total, 1)] == [3, 3]
     assert ports == []
 
@@ -257,24 +257,24 @@ def test_ranks_that_do_not_notice_a_failure_are_not_waited_for() -> None:
 
 def test_a_timeout_shows_where_every_rank_was() -> None:
     with pytest.raises(RanksTimeout) as caught:
-        ranks(3, timeout_s=2).run(wait_in_three_ways)
-    functions = ["sleep_with_the_lock", "sleep_without_the_lock", "meet_nobody"]
+        ranks(3, timeout_s=2).run(hang_in_three_ways)
+    functions = ["sleep_with_the_gil", "sleep_without_the_gil", "wait_in_a_barrier"]
     for stack, function in zip(caught.value.stacks, functions, strict=True):
         assert f"in {function}" in stack
         assert stack.splitlines()[-1].strip() in str(caught.value)
     assert pool_pids() == []
 
 
-def test_every_death_is_told_with_its_cause(tmp_path: Path) -> None:
+def test_every_death_is_reported_with_its_cause(tmp_path: Path) -> None:
     pids = ranks(3).run(pid)
     with pytest.raises(RanksFailed) as caught:
         ranks(3).run(die_in_three_ways, tmp_path)
-    accounts = {failure.rank: failure.account for failure in caught.value.failures}
-    assert accounts[0].startswith(f"process {pids[0]} was killed by SIGKILL")
-    assert accounts[1].startswith(f"process {pids[1]} was killed by SIGSEGV")
-    assert "in die_in_three_ways" in accounts[1]
-    assert accounts[2].startswith(f"process {pids[2]} exited with code 4")
-    await_end([int((tmp_path / "pid").read_text())])  # what a rank had started ends with it
+    details = {failure.rank: failure.details for failure in caught.value.failures}
+    assert details[0].startswith(f"process {pids[0]} was killed by SIGKILL")
+    assert details[1].startswith(f"process {pids[1]} was killed by SIGSEGV")
+    assert "in die_in_three_ways" in details[1]
+    assert details[2].startswith(f"process {pids[2]} exited with code 4")
+    await_end([int((tmp_path / "pid").read_text())])  # processes that a rank has started end with it
 
 
 CALLER = """

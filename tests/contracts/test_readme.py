@@ -1,4 +1,4 @@
-"""What the README prints is so: the tree, the script, the config."""
+"""What the README prints is so: the script, the config."""
 
 import re
 from pathlib import Path
@@ -6,36 +6,6 @@ from pathlib import Path
 from tests.commands import LOCKSTEP, run
 
 ROOT = Path(__file__).parents[2]
-
-
-def printed_tree() -> set[str]:
-    """Paths in the README's annotated tree: indentation is nesting, `#` starts the note."""
-    block = re.search(r"```\nsrc/lockstep/\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert block is not None, "the README prints the tree"
-    paths, folders = set(), {0: ""}
-    for line in block[1].splitlines():
-        entry = line.split("#")[0]
-        depth, names = (len(entry) - len(entry.lstrip())) // 2, entry.split()
-        for name in names:
-            path = folders[depth - 1] + name
-            paths.add(path.rstrip("/"))
-            if name.endswith("/"):
-                folders[depth] = path
-    return paths
-
-
-def real_tree() -> set[str]:
-    package = ROOT / "src" / "lockstep"
-    hidden = {"__pycache__", "py.typed"}
-    return {
-        str(path.relative_to(package))
-        for path in package.rglob("*")
-        if not hidden & set(path.relative_to(package).parts) and (path.is_dir() or path.name != "__init__.py")
-    }
-
-
-def test_the_readmes_tree_is_the_tree() -> None:
-    assert printed_tree() == real_tree()
 
 
 def test_the_two_commands_are_on_the_first_screen() -> None:

@@ -1,5 +1,5 @@
-"""`lockstep report` and `lockstep watch` on a real run of two processes of which one is slow: it is named, live and
-afterwards; and watching changes nothing in the folder."""
+"""`lockstep report` and `lockstep watch` on a real run of two processes, one of them slow: it is named, live and
+afterwards, and watching changes nothing in the folder."""
 
 import http.client
 import json
@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from tests.commands import LOCKSTEP, run, started
+from tests.commands import LOCKSTEP, call, run, started
 from tests.run_folders import finished_run, start, write_run
 
 SCRIPT = """
@@ -19,7 +19,7 @@ import torch, torch.nn.functional as F, lockstep
 def main(world):
     def loss(model, batch):
         x, y = batch
-        time.sleep(0.03 * world.rank)  # so rank 1 is slow
+        time.sleep(0.03 * world.rank)  # rank 1 is the slow one
         return F.cross_entropy(model(x), y, reduction="sum"), len(y)
 
     run = lockstep.Run("runs/mine", world, seed=7, log_every=2)
@@ -50,25 +50,25 @@ def test_a_slow_rank_is_named_while_it_trains_and_afterwards(tmp_path: Path) -> 
         watching.send_signal(signal.SIGTERM)
         assert watching.wait(timeout=20) == 0
     assert "waiting for" in seen[0]
-    running = [page for page in seen if "running, process" in page]
+    running = [page for page in seen if "running (process" in page]
     assert any("rank 1 is slow: its forward and backward pass takes" in page for page in running), seen[-1][:2000]
     assert 'aria-label="Loss"' in seen[-1]
 
     before = contents(folder)
     finished = run([*LOCKSTEP, "report", "runs/mine", "--json", "-o", "page.html"], tmp_path)
     assert finished.code == 0, finished.err
-    (told,) = json.loads(finished.out)["runs"]
-    assert (told["straggler"]["rank"], told["straggler"]["phase"]) == (1, "compute")
-    assert told["straggler"]["held_up_s"] > 0.03  # two lanes of 0.03 s each, and much less on rank 0
-    assert [times["num_lanes"] for times in told["times"]] == [2, 2]
-    assert all(times["sent_bytes"] > 0 and times["travel_s"] > 0 for times in told["times"])
-    waited, worked = ([times["phases"][phase] for times in told["times"]] for phase in ("exchange", "compute"))
+    (report,) = json.loads(finished.out)["runs"]
+    assert (report["straggler"]["rank"], report["straggler"]["phase"]) == (1, "compute")
+    assert report["straggler"]["held_up_s"] > 0.03  # two lanes of 0.03 s each, and much less on rank 0
+    assert [times["num_lanes"] for times in report["times"]] == [2, 2]
+    assert all(times["sent_bytes"] > 0 and times["travel_s"] > 0 for times in report["times"])
+    waited, worked = ([times["phases"][phase] for times in report["times"]] for phase in ("exchange", "compute"))
     assert waited[0] > waited[1] and worked[0] < worked[1]
-    assert told["digest"] in out
-    assert (told["state"], told["step"]) == ("ended", 64)
+    assert report["digest"] in out
+    assert (report["state"], report["step"]) == ("ended", 64)
     assert "rank 1 is slow" in (tmp_path / "page.html").read_text()
     finished = run([*LOCKSTEP, "watch", "runs/mine"], tmp_path)
-    assert (finished.code, finished.out.startswith("at its end, after step 64 of 64")) == (0, True)
+    assert (finished.code, finished.out.startswith("finished after step 64 of 64")) == (0, True)
     assert contents(folder) == before
 
 
@@ -79,7 +79,7 @@ def follow_until_the_end(port: int) -> list[str]:
     pages: list[str] = []
     while not pages or "state ended" not in pages[-1]:
         line = answer.readline()
-        assert line, "the server has ended"
+        assert line, "the server has stopped"
         if line.startswith(b"data: "):
             pages.append(json.loads(line.removeprefix(b"data: ")))
     connection.close()
@@ -90,26 +90,26 @@ def contents(folder: Path) -> dict[str, Any]:
     return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_the_page_is_left_in_the_folder_and_mistakes_are_told_in_a_line(tmp_path: Path) -> None:
+def test_the_page_is_written_to_the_folder_and_errors_are_one_line(tmp_path: Path) -> None:
     finished_run(tmp_path / "one", 1)
-    finished_run(tmp_path / "two", 2, quickness=1.9)
+    finished_run(tmp_path / "two", 2, speed=1.9)
     write_run(tmp_path / "left", [start()])
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").write_text("not a run")
 
-    finished = run([*LOCKSTEP, "report", "one"], tmp_path)
+    finished = call(["report", "one"], tmp_path)
     assert (finished.code, finished.out.splitlines()[-1]) == (0, "page: one/report.html")
     assert "<figure" in (tmp_path / "one" / "report.html").read_text()
-    finished = run([*LOCKSTEP, "report", "two", "one", "-o", "both.html"], tmp_path)
+    finished = call(["report", "two", "one", "-o", "both.html"], tmp_path)
     assert finished.code == 0
     assert "×1.90" in finished.out and "digests: equal" in finished.out
     assert "Speed-up" in (tmp_path / "both.html").read_text()
-    finished = run([*LOCKSTEP, "watch", "left", "--patience", "0"], tmp_path)
-    assert (finished.code, finished.out.startswith("not running, and not at its end")) == (75, True)
-    for command, words in (
+    finished = call(["watch", "left", "--patience", "0"], tmp_path)
+    assert (finished.code, finished.out.startswith("not running, not finished")) == (75, True)
+    for command, message in (
         (["report", "other"], "lockstep: other is not a run folder: it has no run.json\n"),
-        (["report", "one", "-o", "train.py"], "lockstep: -o train.py: expected a name that ends in .html\n"),
-        (["watch", "nowhere", "--once"], "lockstep: nowhere is not there: without --once, it is waited for\n"),
+        (["report", "one", "-o", "train.py"], "lockstep: -o train.py: expected a file name that ends in .html\n"),
+        (["watch", "nowhere", "--once"], "lockstep: nowhere does not exist: omit --once to wait for it\n"),
     ):
-        finished = run([*LOCKSTEP, *command], tmp_path)
-        assert (finished.code, finished.err) == (2, words)
+        finished = call(command, tmp_path)
+        assert (finished.code, finished.err) == (2, message)

@@ -1,8 +1,7 @@
 """The promise: a run interrupted at any step goes on, on any number of processes, to the same bits."""
 
-import random
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import cycle, repeat
 from pathlib import Path
@@ -10,25 +9,23 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
-from lockstep.checkpoint.contents import digest_of
-from lockstep.checkpoint.store import Store
-from lockstep.data.evaluation import EvaluationLoader
+from lockstep.checkpoint.checkpoint_contents import checkpoint_digest
+from lockstep.checkpoint.checkpoint_store import CheckpointStore
+from lockstep.data.evaluation_loader import EvaluationLoader
 from lockstep.errors import Stopped
 from lockstep.testing import ranks
-from lockstep.train.callbacks import Callback, EarlyStopping, KeepBest
-from lockstep.train.checkpoints import Saving
+from lockstep.train.callbacks import Callback, EarlyStopping, SaveBest
+from lockstep.train.resume.checkpoint_policy import CheckpointPolicy
 from lockstep.train.run import Run
-from lockstep.train.schedule import Schedule
 from lockstep.train.trainer import Trainer
 from lockstep.world.world import World
+from tests.contracts.resume_workloads import Ended, Noisy, loss, train_all
 from tests.contracts.workloads import WORKLOADS, Trained, train
-from tests.unit.data.test_iterable import Cursors, Lines, Plain
+from tests.unit.data.datasets import Cursors, Lines, Plain
 
 LOADER = {"global_batch": 40, "lanes": 8}
 STEPS = 5
@@ -51,73 +48,6 @@ def test_every_workload_goes_on_from_every_step(name: str, tmp_path: Path) -> No
 def assert_same(result: Trained, whole: Trained) -> None:
     assert not [name for name in whole.tensors if result.tensors.get(name) != whole.tensors[name]]
     assert result.digest == whole.digest
-
-
-class Noisy(Dataset[tuple[Tensor, int]]):
-    """Draws from every stream there is."""
-
-    def __len__(self) -> int:
-        return 45
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return torch.full((6,), index / 45) + torch.randn(6) + random.random(), index % 3
-
-
-class Curriculum:
-    """What a user's own object may hold: numbers, text, tensors, a random state."""
-
-    def __init__(self) -> None:
-        self.difficulty = 0.1
-        self.seen = torch.zeros(3)
-        self.draws = random.Random(5)
-
-    def advance(self) -> None:
-        self.difficulty *= 1.0 + self.draws.random()
-        self.seen += self.difficulty
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"difficulty": self.difficulty, "seen": self.seen, "draws": self.draws.getstate()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.difficulty, self.seen = state["difficulty"], state["seen"]
-        self.draws.setstate(state["draws"])
-
-
-def loss(model: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, int]:
-    inputs, labels = batch
-    return F.cross_entropy(model(inputs), labels, reduction="sum"), len(labels)
-
-
-class Ended(NamedTuple):
-    digest: str
-    difficulty: float
-    rates: list[float]
-
-
-def train_all(world: World, folder: Path | None, stop_after: int | None, workers: int = 0, **options: Any) -> Ended:
-    """Everything that has state: momentum, schedule, clipping, average, loss scale, batch norm, a curriculum."""
-    torch.set_num_threads(1)
-    run = Run(folder, world, seed=2, clip_norm=0.5, sinks=[], **options)
-    run.stop_after = stop_after
-    model = run.prepare(nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Linear(16, 3)))
-    optimizer = run.optimizer(
-        model, lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9), Schedule.cosine(warmup=3, final=0.1)
-    )
-    run.average(model, 0.9)
-    curriculum = Curriculum()
-    run.keep("curriculum", curriculum)
-    loader = run.loader(Noisy(), 16, lanes=4, tail="drop", workers=workers)
-    rates = []
-    try:
-        for step in run.open_steps(loader, epochs=4):  # of two steps
-            step.accumulate(loss, model)
-            step.update(optimizer)
-            curriculum.advance()
-            rates.append(optimizer.param_groups[0]["lr"])
-        run.finish()
-    except Stopped:
-        run.close()
-    return Ended(run.digest(), curriculum.difficulty, rates)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
@@ -146,7 +76,7 @@ def interrupted(
     return ended
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     stops=STOPS,
     sizes=st.lists(SIZES, min_size=4, max_size=4),
@@ -182,7 +112,7 @@ def _whole() -> Ended:
 
 def test_the_digest_of_a_checkpoint_is_that_of_the_run(tmp_path: Path) -> None:
     ended = train_all(World(), tmp_path / "run", 3, precision="fp16")
-    assert digest_of(Store(tmp_path / "run" / "checkpoints").load(3).values) == ended.digest
+    assert checkpoint_digest(CheckpointStore(tmp_path / "run" / "checkpoints").load(3).values) == ended.digest
 
 
 STREAMS = {"lanes": lambda: Lines(lengths={0: 9, 1: 4, 2: 5, 3: 7}), "cursors": Cursors, "plain": lambda: Plain(21)}
@@ -203,7 +133,9 @@ def train_stream(
         return (model(batch.float().unsqueeze(1) / 1000) ** 2).sum(), len(batch)
 
     try:
-        for step in run.open_steps(run.loader(STREAMS[kind](), 8, lanes=4, tail="short", workers=workers), **length):
+        for step in run.steps(
+            run.loader(STREAMS[kind](), 8, lanes=4, tail="short", workers=workers), **length, finish=False
+        ):
             seen.append([])
             step.accumulate(squares, model)
             step.update(optimizer)
@@ -263,21 +195,21 @@ def train_with_a_trainer(
     run.stop_after = stop_after
     model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3))
     steps = Steps()
-    keep_best = KeepBest("accuracy", "max")
+    keep_best = SaveBest("accuracy", "max")
     callbacks = [steps, keep_best, EarlyStopping("accuracy", "max", patience)]
     trainer = Trainer(
         model, torch.optim.AdamW(model.parameters(), lr=0.02), loss, accuracy, callbacks=callbacks, run=run
     )
-    trainer.average = run.average(trainer.model, 0.9)
+    trainer.ema = run.ema(trainer.model, 0.9)
     loader = run.loader(Noisy(), 16, lanes=4, tail="short")
     test = EvaluationLoader(Noisy(), 16, world)
-    saving = Saving(2, keep=2)
+    saving = CheckpointPolicy(2, keep=2)
     try:
-        trainer.train(loader, test, evaluate_every=evaluate_every, saving=saving, **length)
+        trainer.train(loader, test, evaluate_every=evaluate_every, checkpoints=saving, **length)
         run.finish()
     except Stopped:
         run.close()
-    best = None if folder is None else Store(folder / "checkpoints").best()
+    best = None if folder is None else CheckpointStore(folder / "checkpoints").best()
     assert best in (None, keep_best.best.step)
     return Told(run.digest(), trainer.history, best, steps.numbers)
 
@@ -325,9 +257,8 @@ def train_in_two_parts(
     made = []
 
     def steps() -> Iterator[Any]:
-        loop = run.steps if is_finished_between else run.open_steps
-        yield from loop(run.loader(Noisy(), 16, lanes=4), steps=3)
-        yield from loop(run.loader(Noisy(), 16, lanes=4), epochs=2)
+        yield from run.steps(run.loader(Noisy(), 16, lanes=4), steps=3, finish=is_finished_between)
+        yield from run.steps(run.loader(Noisy(), 16, lanes=4), epochs=2, finish=is_finished_between)
 
     try:
         for step in steps():
@@ -350,4 +281,4 @@ def test_a_script_with_two_loops_goes_on_in_the_right_one(tmp_path: Path, is_fin
         digest, rest = train_in_two_parts(World(), folder, None, is_finished_between)
         assert (digest, first + rest) == (whole, made)
         assert train_in_two_parts(World(), folder, None, is_finished_between) == (whole, [])
-        assert 0 not in Store(folder / "checkpoints").steps()
+        assert 0 not in CheckpointStore(folder / "checkpoints").steps()

@@ -1,4 +1,4 @@
-"""`lockstep submit`: what it writes runs, with a Slurm and pods that are stood in for; mistakes are told now."""
+"""`lockstep submit`: its scripts and manifests run, with stand-ins for Slurm and pods; errors are reported at once."""
 
 import json
 import re
@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 from lockstep.cli import app
 from lockstep.errors import UserError
-from tests.commands import LOCKSTEP, Finished, clean_environment, free_port, run, started
+from tests.commands import LOCKSTEP, Finished, call, clean_environment, free_port, run, started
 from tests.pods import as_kubernetes_starts_it
 
-# It asks its own agent to stop in the middle, once: as a scheduler would.
+# It asks its own agent to stop in the middle, as a scheduler would.
 SCRIPT = """
 import os, signal, sys, time
 import torch, lockstep
@@ -36,13 +36,13 @@ def main(world):
         step.update(optimizer)
         if step.number == 4 and "stop" in sys.argv and world.rank == 0:
             os.kill(int(os.environ["LOCKSTEP_AGENT_PID"]), signal.SIGTERM)
-            time.sleep(2)  # it must hear of it before the last step
+            time.sleep(2)  # so that it is noticed before the last step
 
 if __name__ == "__main__":
     lockstep.launch(main)
 """
 
-# It takes what sbatch's script gives to Slurm's, and has the variables of a step with one task on one machine.
+# Drops the options of srun, and sets the variables of a step with one task on one machine.
 SRUN = """#!/bin/bash
 while [[ $1 == --* ]]; do shift; done
 export SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_STEP_NUM_TASKS=1 SLURM_STEP_NUM_NODES=1
@@ -55,7 +55,7 @@ echo "$@" >> "$(dirname "$0")/asked"
 
 
 def written(*arguments: str) -> str:
-    """What it prints; its own errors are raised."""
+    """The script or manifest that it prints; user errors are raised."""
     result = CliRunner().invoke(app, ["submit", *arguments])
     if isinstance(result.exception, UserError):
         raise result.exception
@@ -73,7 +73,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Slurm:
-    """Of one machine, made of two scripts."""
+    """A stand-in for Slurm on one machine, made of two scripts."""
 
     def __init__(self, folder: Path, lockstep: str) -> None:
         self.folder = folder
@@ -94,7 +94,7 @@ class Slurm:
 
 
 def directives(script: str) -> dict[str, str]:
-    """Those that sbatch sees: it stops looking at the first command."""
+    """Those that sbatch reads: it stops at the first command."""
     head = script.split("\nset -e\n")[0]
     return dict(re.findall(r"^#SBATCH --([a-z-]+)(?:=(\S+))?$", head, re.MULTILINE))
 
@@ -119,12 +119,12 @@ def test_the_script_for_slurm() -> None:
     }
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
     assert "\nsource my/activate\n" in script
-    assert "lockstep run -n 4 --grace 105 train.py -n 3" in script, "what follows the script is the script's own"
+    assert "lockstep run -n 4 --grace 105 train.py -n 3" in script, "arguments after the script are the script's"
 
 
-def test_what_is_not_given_is_not_said() -> None:
+def test_options_that_are_not_given_are_not_written() -> None:
     script = written("slurm", "run", "train.py", "--nodes", "3")
-    assert "lockstep run -n 1 --grace 105 train.py --nodes 3" in script, "what follows a command's name is its own"
+    assert "lockstep run -n 1 --grace 105 train.py --nodes 3" in script, "options after a command are the command's"
     names = {"job-name", "nodes", "ntasks-per-node", "cpus-per-task", "signal", "requeue", "open-mode"}
     assert set(directives(script)) == names
     assert directives(script)["job-name"] == "train"
@@ -156,7 +156,7 @@ def test_arguments_and_folders_arrive_as_they_were_given(tmp_path: Path, here: P
 
 
 @pytest.mark.parametrize(("code", "asked"), [(0, []), (2, []), (3, []), (75, ["requeue 77"])])
-def test_only_what_was_stopped_is_queued_again(tmp_path: Path, here: Path, code: int, asked: list[str]) -> None:
+def test_only_a_job_that_was_stopped_is_queued_again(tmp_path: Path, here: Path, code: int, asked: list[str]) -> None:
     slurm = Slurm(tmp_path / "slurm", f"#!/bin/bash\nexit {code}\n")
     assert slurm.run(written("slurm", "--", "run", "train.py"), here).code == code
     assert slurm.asked == asked
@@ -172,7 +172,7 @@ def test_a_setup_that_fails_ends_the_job(tmp_path: Path, here: Path) -> None:
 
 
 def test_a_pod_sets_itself_up_and_becomes_the_agent(tmp_path: Path, here: Path) -> None:
-    """Which is then the one that is asked to stop."""
+    """The agent must be the process that Kubernetes asks to stop."""
     manifest = written(
         "kubernetes", "--image", "x", "--setup", "export X=$$ Y='a  b'", "--", "run", "train.py", "$X", ""
     )
@@ -191,7 +191,7 @@ def digest_in(text: str) -> str:
     return str(found)
 
 
-def test_jobs_that_really_run(tmp_path: Path, here: Path) -> None:
+def test_jobs_run_to_the_same_digest(tmp_path: Path, here: Path) -> None:
     """Slurm's is stopped, queued again and goes on; Kubernetes' runs undisturbed in two pods; both end alike."""
     slurm = Slurm(tmp_path / "slurm", f'#!/bin/bash\nexec {" ".join(LOCKSTEP)} "$@"\n')
     script = written("slurm", "-n", "2", "--", "run", "train.py", "slurm", "stop")
@@ -210,7 +210,7 @@ def test_jobs_that_really_run(tmp_path: Path, here: Path) -> None:
         for index in range(2):
             first, *words = as_kubernetes_starts_it(container, index)
             assert first == "lockstep"
-            # What the cluster's DNS does, and a network of one's own.
+            # In place of the cluster's DNS and of separate networks.
             words = [{"train-0.train": "127.0.0.1", "29500": port}.get(word, word) for word in words]
             pods.append(stack.enter_context(started([*LOCKSTEP, *words], here, {"JOB_COMPLETION_INDEX": str(index)})))
         outputs = [pod.communicate(timeout=90) for pod in pods]
@@ -229,26 +229,26 @@ def test_jobs_that_really_run(tmp_path: Path, here: Path) -> None:
         ("slurm -- train nowhere.yaml", "nowhere.yaml"),
         ("slurm -- train digits optim.rl=1", "optim.rl"),
         ("slurm --nodes 8 -- train digits lanes=4", "8 processes cannot share lanes=4"),
-        ("slurm -- run -n 2 train.py", "say it before, lockstep submit … -n 2"),
-        ("slurm -- train digits --nproc_per_node 2", "say it before, lockstep submit … -n 2"),
-        ("slurm -- train digits --nnodes 2", "--nnodes 2: which machines meet where is the scheduler's to say"),
-        ("slurm -- run --master-addr n1 train.py", "--master-addr n1: which"),
-        ("slurm -- train digits --stop-after 3", "--stop-after 3 ends with code 75"),
+        ("slurm -- run -n 2 train.py", "put it before, lockstep submit … -n 2"),
+        ("slurm -- train digits --nproc_per_node 2", "put it before, lockstep submit … -n 2"),
+        ("slurm -- train digits --nnodes 2", "--nnodes 2: the scheduler decides which machines meet where"),
+        ("slurm -- run --master-addr n1 train.py", "--master-addr n1: the scheduler"),
+        ("slurm -- train digits --stop-after 3", "--stop-after 3 ends with exit code 75"),
         ("slurm -- run --grace 500 train.py", "--grace 500: expected 0 to 105"),
         ("slurm -- run --grace nan train.py", "--grace nan: expected a number of seconds"),
         ("slurm -- train digits --hang-limit long", "--hang-limit long: expected a number of seconds, or off"),
         ("slurm -- train digits --max-restarts -1", "--max-restarts -1: expected 0 or more"),
         ("slurm --time tomorrow -- run train.py", "--time 'tomorrow'"),
-        ("slurm --time 2:00 -- run train.py", "--stop-before 120: the job has 120 s in all"),
+        ("slurm --time 2:00 -- run train.py", "--stop-before 120: the job has only 120 s"),
         ("slurm --partition a$b -- run train.py", "--partition 'a$b'"),
         ("slurm --name -x -- run train.py", "--name '-x'"),
         ("kubernetes --image x --name My_Job -- run train.py", "--name 'My_Job'"),
         ("kubernetes --image x --stop-before 5 -- run train.py", "--stop-before 5"),
-        ("slurm -o train.py -- run train.py", "train.py exists: choose another name, or write over it with --force"),
+        ("slurm -o train.py -- run train.py", "train.py exists: choose another name, or overwrite it with --force"),
         ("slurm -o no/such/folder.sh -- run train.py", "no/such/folder.sh cannot be written: No such file"),
     ],
 )
-def test_mistakes_are_told_now(here: Path, arguments: str, words: str) -> None:
+def test_errors_are_reported_at_once(here: Path, arguments: str, words: str) -> None:
     with pytest.raises(UserError) as caught:
         written(*arguments.split(" "))
     assert words in str(caught.value)
@@ -258,15 +258,15 @@ def test_mistakes_are_told_now(here: Path, arguments: str, words: str) -> None:
 
 
 def test_the_command_itself_writes_and_refuses(here: Path) -> None:
-    command = [*LOCKSTEP, "submit", "slurm", "--nodes", "2", "-o", "job.sh"]
-    first = run([*command, "--", "run", "train.py"], here)
+    command = ["submit", "slurm", "--nodes", "2", "-o", "job.sh"]
+    first = call([*command, "--", "run", "train.py"], here)
     assert (first.code, first.out, first.err) == (0, "wrote job.sh\n", "")
     before = (here / "job.sh").read_text()
-    again = run([*command, "--", "run", "train.py", "x"], here)
+    again = call([*command, "--", "run", "train.py", "x"], here)
     assert (again.code, again.out) == (2, "")
-    assert again.err == "lockstep: job.sh exists: choose another name, or write over it with --force\n"
+    assert again.err == "lockstep: job.sh exists: choose another name, or overwrite it with --force\n"
     assert (here / "job.sh").read_text() == before
-    assert run([*command, "--force", "run", "train.py", "x"], here).code == 0
+    assert call([*command, "--force", "run", "train.py", "x"], here).code == 0
     assert (here / "job.sh").read_text() != before
-    unknown = run([*LOCKSTEP, "submit", "slurm", "run", "--no-such", "train.py"], here)
+    unknown = call(["submit", "slurm", "run", "--no-such", "train.py"], here)
     assert unknown.code == 2

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from lockstep.engine.digest import tensor_digests
+from lockstep.engine.state_digest import tensor_digests
 from lockstep.errors import Stopped
 from lockstep.train.run import Run
 from lockstep.train.step import Step
-from lockstep.world.randomness import stream
+from lockstep.world.keyed_random import stream
 from lockstep.world.world import World
 
 Advance = Callable[[Step], None]
@@ -49,7 +49,7 @@ def train(
     advance = workload.start(run)
     losses = []
     try:
-        for step in run.open_steps(run.loader(workload.data, **loader), steps=steps):
+        for step in run.steps(run.loader(workload.data, **loader), steps=steps, finish=False):
             advance(step)
             losses.append(step.loss)
     except Stopped:

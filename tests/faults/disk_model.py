@@ -1,8 +1,8 @@
-"""A disk that loses, when the power is cut, whatever was not flushed.
+"""A model of a disk that loses what was not flushed when the power is cut.
 
-A file's content survives as it was when the file was last flushed; a folder's entries, as they were when the folder
-was. What came after may have reached the disk or not: of a folder's later changes, the first so many; of a file's later
-content, all, or only its size, or a part. Folders and files know nothing of each other.
+A file's content survives as it was at the file's last flush; a folder's entries, as they were at the folder's last
+flush. Later changes may or may not survive: the first few of a folder's; of a file's content all, a part, or only its
+size. Flushing a folder does not flush its files, and the other way round.
 """
 
 import random
@@ -23,7 +23,7 @@ class File:
 class Folder:
     entries: "dict[str, Node]" = field(default_factory=dict)
     flushed: "dict[str, Node]" = field(default_factory=dict)
-    later: "list[dict[str, Node]]" = field(default_factory=list)  # the entries after each change since
+    later: "list[dict[str, Node]]" = field(default_factory=list)  # the entries after each change since the last flush
 
     def change(self, entries: "dict[str, Node]") -> None:
         self.entries = entries
@@ -42,6 +42,8 @@ class Cut(Protocol):
 
 
 class LosesAll:
+    """Nothing that was not flushed survives."""
+
     def of_folder(self, folder: Folder) -> dict[str, Node]:
         return folder.flushed
 
@@ -50,6 +52,8 @@ class LosesAll:
 
 
 class LosesSome:
+    """A random part of what was not flushed survives."""
+
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
@@ -65,13 +69,13 @@ class LosesSome:
 
 
 class Disk:
-    """Begins as a folder is now, all of it flushed; then takes in the calls that were made there."""
+    """Starts as a copy of a folder, all of it flushed. `apply` then repeats the calls that were made there."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._tree = _taken(root)
+        self._tree = _read_tree(root)
 
-    def take_in(self, call: Call) -> None:
+    def apply(self, call: Call) -> None:
         folder, name = self._parent(call.path)
         match call.kind:
             case "create" if name not in folder.entries:
@@ -86,7 +90,7 @@ class Disk:
                 folder.change(_without(folder.entries, name))
             case "rename":
                 target, new_name = self._parent(call.target)
-                assert target is folder, "a rename from folder to folder: nobody here knows what a cut makes of it"
+                assert target is folder, "a rename between folders is not modelled"
                 folder.change({**_without(folder.entries, name), new_name: folder.entries[name]})
             case "flush":
                 node = folder.entries[name] if name else folder
@@ -96,11 +100,11 @@ class Disk:
                     node.flushed, node.later = node.entries, []
 
     def write_survivors(self, target: Path, cut: Cut) -> None:
-        """What the disk holds after a power cut, as a new folder."""
+        """Write what the disk holds after a power cut to a new folder."""
         _write(self._tree, target, cut)
 
     def _parent(self, path: str) -> tuple[Folder, str]:
-        """The folder that something is in, and its name there; the root itself has none."""
+        """Return the folder that contains a path, and the name in it; the name of the root is empty."""
         *folders, name = Path(path).relative_to(self._root).parts or ("",)
         node = self._tree
         for each in folders:
@@ -110,9 +114,9 @@ class Disk:
         return node, name
 
 
-def _taken(path: Path) -> Folder:
+def _read_tree(path: Path) -> Folder:
     entries: dict[str, Node] = {
-        each.name: _taken(each) if each.is_dir() else File(each.read_bytes(), each.read_bytes())
+        each.name: _read_tree(each) if each.is_dir() else File(each.read_bytes(), each.read_bytes())
         for each in path.iterdir()
     }
     return Folder(entries, entries)

@@ -1,8 +1,8 @@
-"""Saves that come to a sudden end, at every point where that makes a difference; what is left is then looked at.
+"""Kills a save, or cuts its power, at every call that changes a file, and checks what is left.
 
     python -m tests.faults.ended_saves kill|cut FOLDER EVERY SCENARIO …
 
-In a process of its own, that a test starts: it forks for every try, which a process with threads had better not do.
+A test runs it in its own process: it forks for every try, which is not safe in a process with threads.
 """
 
 import json
@@ -15,27 +15,27 @@ from typing import Any
 
 import torch
 
-from lockstep.checkpoint.contents import digest_of
-from lockstep.checkpoint.ledger import read_ledger, write_line
-from lockstep.checkpoint.saver import Content, Saver
-from lockstep.checkpoint.store import Retention, Store
+from lockstep.checkpoint.async_saver import SaveContent, Saver
+from lockstep.checkpoint.checkpoint_contents import checkpoint_digest
+from lockstep.checkpoint.checkpoint_store import CheckpointStore, Retention
+from lockstep.checkpoint.ledger import append_to_ledger, read_ledger
 from lockstep.world.world import World
 from tests.checkpoints import RUN_ID
 from tests.faults.disk_model import Disk, LosesAll, LosesSome
-from tests.faults.system_calls import follow
+from tests.faults.system_calls import trace
 
 _RANDOM_CUTS = 4  # at every point
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A save of `step`, after others: `before` and `best` are their steps."""
+    """A save of `step` after saves of the steps in `before`; those in `best` are marked as best."""
 
     step: int
     before: tuple[int, ...] = ()
     best: tuple[int, ...] = ()
     keep: int = 100
-    stays: tuple[int, ...] = ()  # at least these, whenever the end comes
+    stays: tuple[int, ...] = ()  # at least these, whenever the save ends
 
     def prepare(self, run: Path) -> None:
         run.mkdir(parents=True)
@@ -68,47 +68,47 @@ def _save(run: Path, step: int, words: str, *, is_best: bool = False, keep: int 
     saver = Saver(run / "checkpoints", World(), RUN_ID, attempt=1)
     facts = {"ledger": {"parent": None, "spans": []}}
     saver.save(
-        Content(step, content(words), facts, is_best),
+        SaveContent(step, content(words), facts, is_best),
         Retention(keep),
-        lambda m: write_line(run / "ledger.jsonl", m, saver.store),
+        lambda m: append_to_ledger(run / "ledger.jsonl", m, saver.store),
     )
     outcome = saver.wait()
     saver.close()
-    assert outcome is not None, "no save was under way"
+    assert outcome is not None, "no save was in progress"
     assert outcome.problem is None, outcome.problem
 
 
 def kill_everywhere(scenario: Scenario, folder: Path, every: int) -> dict[str, Any]:
-    """Before each call in turn, or every so many-th, until there is none left."""
+    """Kill the save before each call in turn, or every `every`-th, until it runs to its end."""
     before, run = folder / "before", folder / "run"
     scenario.prepare(before)
     found: list[str] = []
     was_killed = True
     while was_killed:
         shutil.copytree(before, run)
-        was_killed = follow(lambda: scenario.save(run), run, kill_before=len(found) * every).was_killed
+        was_killed = trace(lambda: scenario.save(run), run, kill_before=len(found) * every).was_killed
         found.append(_examine(run, scenario))
-        Store(run / "checkpoints").tidy()
-        assert _examine(run, scenario) == found[-1], "clearing up has changed what is there"
-        _go_on(run, scenario)
+        CheckpointStore(run / "checkpoints").tidy()
+        assert _examine(run, scenario) == found[-1], "tidy() has changed the checkpoints"
+        _save_again(run, scenario)
         shutil.rmtree(run)
-    assert found[-1] == "new", "the save that nobody killed is not there"
+    assert found[-1] == "new", "the save that was not killed is missing"
     assert found == sorted(found, key=lambda each: each == "new"), "a commit was undone"
     return {"tries": len(found) - 1, "new": found.count("new") - 1}
 
 
 def cut_power_everywhere(scenario: Scenario, folder: Path, every: int) -> dict[str, Any]:
-    """After each call in turn, or every so many-th, on a disk that loses all, or some, of what was not flushed."""
+    """Cut the power after each call, or every `every`-th, on a disk that loses all or some of what was not flushed."""
     run = folder / "here" / "run"
     scenario.prepare(run)
     disk = Disk(run.parent)
-    calls = follow(lambda: scenario.save(run), run.parent).calls
+    calls = trace(lambda: scenario.save(run), run.parent).calls
     commit = next(i for i, call in enumerate(calls) if call.target.endswith(f"/step-{scenario.step}"))
     is_safe = next(i for i, call in enumerate(calls) if i > commit and call.kind == "flush")
     tries = 0
     for index in range(-1, len(calls)):
         if index >= 0:
-            disk.take_in(calls[index])
+            disk.apply(calls[index])
         if index % every and index < len(calls) - 1:
             continue
         for cut in (LosesAll(), *(LosesSome(seed) for seed in range(_RANDOM_CUTS))):
@@ -124,36 +124,36 @@ def cut_power_everywhere(scenario: Scenario, folder: Path, every: int) -> dict[s
 
 
 def _examine(run: Path, scenario: Scenario) -> str:
-    """What the newest checkpoint is: "new", "old" or "none". All that can be seen must be whole."""
-    store = Store(run / "checkpoints")
+    """Return what the newest checkpoint is: "new", "old" or "none". All that are there must be intact."""
+    store = CheckpointStore(run / "checkpoints")
     words = {step: _words(store, step) for step in store.steps()}
     problems: list[str] = []
     newest = store.newest_intact(RUN_ID, problems.append)
     assert not problems, problems
     assert (newest is None) == (not words)
-    assert set(scenario.stays) <= words.keys(), f"{scenario.stays} were to stay, and there are {sorted(words)}"
+    assert set(scenario.stays) <= words.keys(), f"{scenario.stays} must stay, and only {sorted(words)} are there"
     if not words:
-        assert not scenario.before, "all is lost"
+        assert not scenario.before, "all checkpoints are lost"
         return "none"
     is_new = words.get(scenario.step) == "new"
-    assert is_new or words.keys() >= set(scenario.before), "pruned before there was a new one"
+    assert is_new or words.keys() >= set(scenario.before), "pruned before the new one was committed"
     assert max(words) == (scenario.step if is_new else max(scenario.before))
     assert all(word in ("new", f"before {step}") for step, word in words.items())
     best = {step for step in scenario.best if step in words and (step != scenario.step or is_new)}
-    assert store.best() == max(best, default=None), "another is the best"
+    assert store.best() == max(best, default=None), "another one is the best"
     return "new" if is_new else "old"
 
 
-def _words(store: Store, step: int) -> str:
+def _words(store: CheckpointStore, step: int) -> str:
     values = store.load(step).values
     words: str = values["loader"]["words"]
-    assert digest_of(values) == digest_of(content(words))
+    assert checkpoint_digest(values) == checkpoint_digest(content(words))
     return words
 
 
-def _go_on(run: Path, scenario: Scenario) -> None:
-    """As the next process would, which finds no leftovers: save."""
-    store = Store(run / "checkpoints")
+def _save_again(run: Path, scenario: Scenario) -> None:
+    """Save once more, as the next process would. It must find no leftovers."""
+    store = CheckpointStore(run / "checkpoints")
     if store.folder.exists():
         names = {path.name for path in store.folder.iterdir()}
         assert names <= {"LATEST", "BEST", *(f"step-{step}" for step in store.steps())}, names
@@ -163,9 +163,9 @@ def _go_on(run: Path, scenario: Scenario) -> None:
 
 
 def _examine_end(run: Path, scenario: Scenario) -> None:
-    store = Store(run / "checkpoints")
+    store = CheckpointStore(run / "checkpoints")
     commits = {line["commit"] for line in read_ledger(run / "ledger.jsonl")}
-    assert commits >= {store.manifest(step).commit for step in store.steps()}, "the ledger lacks a line"
+    assert commits >= {store.manifest(step).commit for step in store.steps()}, "a line is missing from the ledger"
     pointed = (store.folder / "LATEST").read_text().split()
     assert pointed == [f"step-{scenario.step}", store.manifest(scenario.step).commit]
 

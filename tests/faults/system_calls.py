@@ -1,7 +1,7 @@
-"""Following a function through the system calls that change files, and killing it before any one of them.
+"""Traces the system calls with which a function changes files, and can kill it before any of them.
 
-The function runs in a forked process that we trace, as a debugger would: whatever makes the calls, Python or a library
-of another language, is seen. Only Linux has this.
+The function runs in a forked process that is traced with ptrace, as by a debugger: calls of Python and of native
+libraries are seen alike. Linux only.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _TRACEME, _SETOPTIONS, _SYSCALL, _GET_SYSCALL_INFO = 0, 0x4200, 24, 0x420E
-_OPTIONS = 0x1 | 0x8 | 0x100000  # mark stops at system calls, follow new threads, die with the tracer
+_OPTIONS = 0x1 | 0x8 | 0x100000  # mark stops at system calls, trace new threads, die with the tracer
 _AT_CALL = signal.SIGTRAP | 0x80
 _ENTRY, _EXIT = 1, 2
 _WALL = 0x40000000  # waitpid: also for threads
@@ -37,7 +37,7 @@ _CALLS = {
 
 
 class Call(NamedTuple):
-    """One call under the root that went well, in words that do not depend on which of several calls it was."""
+    """A successful call under the root, independent of which of several equivalent system calls it was."""
 
     kind: str  # create, write, flush, mkdir, rename, remove
     path: str
@@ -45,7 +45,9 @@ class Call(NamedTuple):
     content: bytes = b""  # of the whole file, after a write
 
 
-class Followed(NamedTuple):
+class Trace(NamedTuple):
+    """What a traced function did."""
+
     calls: list[Call]
     was_killed: bool
 
@@ -58,7 +60,7 @@ class _CallInfo(ctypes.Structure):
         ("instruction", ctypes.c_uint64),
         ("stack", ctypes.c_uint64),
         ("number_or_result", ctypes.c_int64),
-        ("arguments", ctypes.c_uint64 * 6),  # at a call's end, the first byte says whether it is an error
+        ("arguments", ctypes.c_uint64 * 6),  # at the end of a call, the first byte says whether it failed
     )
 
 
@@ -67,12 +69,13 @@ _libc.ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c
 _libc.ptrace.restype = ctypes.c_long
 
 
-def can_follow() -> bool:
+def can_trace() -> bool:
+    """Can system calls be traced on this machine?"""
     return platform.system() == "Linux" and platform.machine() in _CALLS
 
 
-def follow(function: Callable[[], None], root: Path, kill_before: int | None = None) -> Followed:
-    """Call the function in a process of its own; kill that before its so many-th call (from 0) under `root`."""
+def trace(function: Callable[[], None], root: Path, kill_before: int | None = None) -> Trace:
+    """Call the function in its own process; kill it before the call number `kill_before` (from 0) under `root`."""
     child = os.fork()
     if child == 0:
         try:
@@ -101,7 +104,7 @@ def follow(function: Callable[[], None], root: Path, kill_before: int | None = N
                         os.kill(child, signal.SIGKILL)
                         for _ in _stops(child):
                             pass
-                        return Followed(calls, was_killed=True)
+                        return Trace(calls, was_killed=True)
                     num_begun += 1
                     begun[thread] = call
             elif info.op == _EXIT and thread in begun:
@@ -109,33 +112,33 @@ def follow(function: Callable[[], None], root: Path, kill_before: int | None = N
                 is_error = info.arguments[0] & 0xFF
                 if not is_error:
                     calls.append(call._replace(content=Path(call.path).read_bytes()) if call.kind == "write" else call)
-        elif stopped_by not in (signal.SIGSTOP, signal.SIGTRAP):  # these two announce new threads
+        elif stopped_by not in (signal.SIGSTOP, signal.SIGTRAP):  # these two announce a new thread
             passed_on = stopped_by
         _ptrace(_SYSCALL, thread, data=passed_on)
-    return Followed(calls, was_killed=False)
+    return Trace(calls, was_killed=False)
 
 
 def _stops(child: int) -> Iterator[tuple[int, int]]:
-    """Each thread that stops, and the signal that it stops for, until the process has ended; badly is an error."""
+    """Yield each thread that stops and its signal, until the process exits; a failing exit code is an error."""
     while True:
         thread, status = os.waitpid(-1, _WALL)
         if os.WIFSTOPPED(status):
             yield thread, os.WSTOPSIG(status)
         elif thread == child:
             if os.WIFEXITED(status) and os.WEXITSTATUS(status):
-                raise AssertionError("the function that was followed failed")
+                raise AssertionError("the traced function failed")
             return
 
 
 def _ptrace(request: int, pid: int, address: int = 0, data: int = 0) -> None:
     if _libc.ptrace(request, pid, address, data) < 0:
         code = ctypes.get_errno()
-        with suppress(ProcessLookupError):  # a thread that has just ended
+        with suppress(ProcessLookupError):  # the thread has just ended
             raise OSError(code, f"ptrace: {os.strerror(code)}")
 
 
 def _decode(thread: int, info: _CallInfo) -> Call | None:
-    """What a call is about to do to which file; None if to none."""
+    """Return what a call is about to do to which file, or None if it changes no file."""
     name = _CALLS[platform.machine()].get(info.number_or_result)
     first, second, third, fourth = (ctypes.c_int64(value).value for value in info.arguments[:4])
     match name:
@@ -158,7 +161,7 @@ def _decode(thread: int, info: _CallInfo) -> Call | None:
             return Call("rename", _path(thread, _HERE, first), _path(thread, _HERE, second))
         case "renameat":
             return Call("rename", _path(thread, first, second), _path(thread, third, fourth))
-    raise AssertionError(f"{name}: nobody here knows what this does to files")
+    raise AssertionError(f"{name}: this call is not modelled")
 
 
 def _path(thread: int, folder: int, address: int) -> str:
@@ -166,7 +169,7 @@ def _path(thread: int, folder: int, address: int) -> str:
     with Path(f"/proc/{thread}/mem").open("rb", buffering=0) as memory:
         while b"\0" not in data:
             memory.seek(address + len(data))
-            data += memory.read(_PAGE - (address + len(data)) % _PAGE)  # the next page may not be there
+            data += memory.read(_PAGE - (address + len(data)) % _PAGE)  # the next page may not be mapped
     name = os.fsdecode(data[: data.index(b"\0")])
     folder = ctypes.c_int32(folder).value
     base = Path(f"/proc/{thread}/cwd").readlink() if folder == _HERE else Path(_opened(thread, folder))
@@ -176,5 +179,5 @@ def _path(thread: int, folder: int, address: int) -> str:
 def _opened(thread: int, descriptor: int) -> str:
     try:
         return str(Path(f"/proc/{thread}/fd/{ctypes.c_int32(descriptor).value}").readlink())
-    except FileNotFoundError:  # nothing is open under this number
+    except FileNotFoundError:  # no file is open under this number
         return ""

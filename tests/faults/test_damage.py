@@ -1,4 +1,4 @@
-"""Whatever becomes of a checkpoint's files, it loads as it was saved or is refused with a line that says why."""
+"""Whatever happens to the files of a checkpoint, it loads exactly as it was saved or is refused with a clear line."""
 
 import random
 import shutil
@@ -10,44 +10,47 @@ from typing import Any
 import pytest
 import torch
 
+from lockstep.checkpoint.checkpoint_store import CheckpointStore
 from lockstep.checkpoint.manifest import CheckpointError
-from lockstep.checkpoint.store import Store
-from lockstep.world.plain_values import Shard, split
+from lockstep.world.serialization import Shard, split_values
 from tests.checkpoints import RUN_ID, save
 
 FOREIGN_ID = "fedcba9876543210"
 STEPS, BEST = (1, 2, 3), 2
 
-Tree = dict[str, bytes]  # all files under a folder, by their paths in it
+Tree = dict[str, bytes]  # all files under a folder, by their relative paths
+Content = tuple[Any, dict[str, bytes]]
 
 
-def parts(salt: int) -> dict[str, Any]:
-    generator = torch.Generator().manual_seed(salt)
+def parts(seed: int) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(seed)
     rows = torch.rand(3, 2, generator=generator)
+    scalar = torch.rand((), generator=generator)
     return {
-        "model": {"weight": torch.rand(6, 5, generator=generator), "half": rows.bfloat16()},
+        "model": {"weight": torch.rand(6, 5, generator=generator), "half": rows.bfloat16(), "scalar": scalar},
         "optimizer": {"state": {"weight": {"momentum": torch.rand(7, generator=generator), "step": 3.5}}},
         "kept.whole": {"rows": Shard(rows, (0, 0), (3, 2)), "words": ["a", (1, None), {2: b"bytes"}]},
     }
 
 
-def plain_form(values: dict[str, Any]) -> tuple[Any, dict[str, bytes]]:
-    """Equal exactly when the values are, to the last bit."""
-    form, tensors, _ = split(values)
-    return form, {n: t.contiguous().view(torch.uint8).numpy().tobytes() if t.dim() else b"" for n, t in tensors.items()}
+def content_of(values: dict[str, Any]) -> Content:
+    """Equal exactly when the values are, to the last bit; also for tensors without dimensions."""
+    form, tensors, shards = split_values(values)
+    tensors |= {name: shard.local for name, shard in shards.items()}  # one rank: its shard is the whole tensor
+    return form, {name: tensor.reshape(-1).view(torch.uint8).numpy().tobytes() for name, tensor in tensors.items()}
 
 
 class Bench:
-    """Two runs' checkpoints, which are put back after every try."""
+    """The checkpoints of two runs, which are restored after every try."""
 
     def __init__(self, folder: Path) -> None:
-        self.ours, self.theirs = Store(folder / "ours"), Store(folder / "theirs")
+        self.ours, self.theirs = CheckpointStore(folder / "ours"), CheckpointStore(folder / "theirs")
         for step in STEPS:
             save(self.ours.folder, step, parts(step), {"words": step}, is_best=step <= BEST)
             save(self.theirs.folder, step, parts(step + 10), {"words": step}, is_best=step <= BEST, run_id=FOREIGN_ID)
         self.originals = {
-            store.manifest(step).run_id + str(step): (plain_form(store.load(step).values), store.manifest(step))
-            for store in (self.ours, self.theirs)
+            (store.manifest(step).run_id, step): (content_of(parts(step + offset)), store.manifest(step))
+            for store, offset in ((self.ours, 0), (self.theirs, 10))
             for step in STEPS
         }
         self._trees = {store: _read(store.folder) for store in (self.ours, self.theirs)}
@@ -64,22 +67,22 @@ class Bench:
                     (store.folder / name).write_bytes(data)
 
     def is_as_saved(self, step: int) -> bool:
-        """A load gives what was saved there by the run that it says, or is an error with a line."""
+        """Load a step: it must be exactly what the run that it names saved, or an error with a clear line."""
         try:
             found = self.ours.load(step)
         except CheckpointError as error:
             _check_line(error, self.ours.folder / f"step-{step}")
             return False
-        assert (plain_form(found.values), found.manifest) == self.originals[found.manifest.run_id + str(step)]
+        assert (content_of(found.values), found.manifest) == self.originals[found.manifest.run_id, step]
         return found.manifest.run_id == RUN_ID
 
     def examine(self) -> bool:
-        """Was any damage told?"""
+        """Was any damage detected?"""
         good = [step for step in STEPS if self.is_as_saved(step)]
-        told: list[str] = []
-        newest = self.ours.newest_intact(RUN_ID, told.append)
+        passed_over: list[str] = []
+        newest = self.ours.newest_intact(RUN_ID, passed_over.append)
         assert (newest.manifest.step if newest else None) == max(good, default=None)
-        assert len(told) == len([step for step in STEPS if not good or step > max(good)])
+        assert len(passed_over) == len([step for step in STEPS if not good or step > max(good)])
         try:
             assert self.ours.best() == BEST
         except CheckpointError as error:
@@ -137,7 +140,7 @@ def swap_files(bench: Bench, rng: random.Random) -> None:
 
 
 def swap_namesakes(bench: Bench, rng: random.Random) -> None:
-    """Of two checkpoints, or of two runs: the files fit in size and kind."""
+    """Swap the same file of two checkpoints or two runs: sizes and tensor names match."""
     one = rng.choice(bench.files())
     other = rng.choice([path for path in bench.ours.folder.parent.rglob(one.name) if path != one])
     one_data, other_data = one.read_bytes(), other.read_bytes()
@@ -181,17 +184,17 @@ def damage_often(folder: Path, num_tries: int, seed: int) -> None:
     for _ in range(num_tries):
         damage = rng.choice(DAMAGES)
         damage(bench, rng)
-        outcomes["told" if bench.examine() else "harmless: a pointer, another run, or no change"] += 1
+        outcomes["detected" if bench.examine() else "harmless: a pointer, another run, or no change"] += 1
         bench.restore()
     print(f"{num_tries} damages: {dict(outcomes)}; none went unnoticed")
-    assert outcomes["told"] > num_tries / 2
+    assert outcomes["detected"] > num_tries / 2
 
 
-def test_damage_is_told_or_harmless(tmp_path: Path) -> None:
+def test_damage_is_detected_or_harmless(tmp_path: Path) -> None:
     damage_often(tmp_path, 300, seed=1)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_ten_thousand_damages_are_told_or_harmless(tmp_path: Path) -> None:
+def test_ten_thousand_damages_are_detected_or_harmless(tmp_path: Path) -> None:
     damage_often(tmp_path, 10_000, seed=2)

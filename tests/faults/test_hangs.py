@@ -1,7 +1,7 @@
-"""A job that hangs is explained: the right rank, phase and line, and who waits for it; one that is slow is left alone.
+"""A hang is explained: the right rank, phase and line, and which ranks wait for it. A slow job is left alone.
 
-Each case hangs in a real job, at a line that is marked with the case's name. For all of them the limit is short, and
-limits grow with what a run has needed, so a busy machine makes verdicts later but not wrong.
+Each case hangs in a real job, at a line that is marked with the case's name. The limit is short for all of them, and
+limits grow with what a run has needed, so a busy machine delays verdicts but does not make them wrong.
 """
 
 import json
@@ -16,10 +16,11 @@ import pytest
 
 from tests.commands import LOCKSTEP, run, started
 
-LIMIT_S = 1.0
+LIMIT_S = 0.5
 AT_A_TIME = 3  # launches
+REPORTED_AGAIN_S = 3.5  # in which a hang would be probed, and so reported, again
 
-# What both kinds of scripts share: ways to hang in step 4, on the rank that was named.
+# Shared by both kinds of scripts: ways to hang in step 4, on the given rank.
 WAYS = """
 import atexit, ctypes, os, signal, sys, threading, time
 import torch, torch.distributed as dist
@@ -49,7 +50,7 @@ def hang():
         action = (os.POSIX_SPAWN_OPEN, 9, f"pipe-{RANK}", os.O_RDONLY, 0)
         os.posix_spawn("/bin/true", ["true"], {}, file_actions=[action])
     if is_culprit("exit"):
-        atexit.register(time.sleep, 1000)  # its connections stay open: nobody is told
+        atexit.register(time.sleep, 1000)  # its connections stay open, so the others do not notice
         sys.exit()
 
 def meet(number):
@@ -116,14 +117,14 @@ lockstep.launch(main, device="cpu")
 """
 
 
-class Seen(NamedTuple):
+class Outcome(NamedTuple):
     code: int
     err: str
-    facts: dict[str, Any]  # of the report for programs
-    samples: dict[int, int]  # that could not be read, by the processes that tried
+    facts: dict[str, Any]  # the JSON report
+    samples: dict[int, int]  # that hung, by the process that read them
 
 
-def hung(folder: Path, text: str, case: str, culprit: int, num_ranks: int, *options: str) -> Seen:
+def hung(folder: Path, text: str, case: str, culprit: int, num_ranks: int, *options: str) -> Outcome:
     (folder / "script.py").write_text(text)
     command = [*LOCKSTEP, "run", "-n", str(num_ranks), "--hang-limit", str(LIMIT_S), "--incidents", "incidents"]
     finished = run([*command, *options, "script.py", case, str(culprit)], folder)
@@ -131,7 +132,7 @@ def hung(folder: Path, text: str, case: str, culprit: int, num_ranks: int, *opti
     assert len(reports) == 1, finished.err
     lines = (folder / "sample").read_text().splitlines() if (folder / "sample").exists() else []
     samples = {int(pid): int(index) for index, pid in map(str.split, lines)}
-    return Seen(finished.code, finished.err, json.loads(reports[0].read_text()), samples)
+    return Outcome(finished.code, finished.err, json.loads(reports[0].read_text()), samples)
 
 
 def marked(text: str, mark: str, case: str) -> int:
@@ -151,7 +152,7 @@ class Expected(NamedTuple):
 CASES = {
     "skip": Expected("mismatch", "computing", "rank {culprit} has skipped the all_reduce of [[3]]"),
     "different": Expected("mismatch", "computing", "rank {culprit} has skipped the all_reduce of [[3]]"),
-    "code": Expected("idle", "computing", "it is at script.py:{line} in hang, and does not get any further"),
+    "code": Expected("idle", "computing", "it is at script.py:{line} in hang, and makes no progress"),
     "lock": Expected("native call", "computing", "that holds the interpreter lock, at script.py:{line} in hang"),
     "stop": Expected("stopped", "computing", "it is stopped (SIGSTOP, pid "),
     "file": Expected(
@@ -160,40 +161,42 @@ CASES = {
     "kernel": Expected("blocked in the kernel", "computing", "is blocked in the kernel", has_line=False),
     "exit": Expected("early exit", "leaving", "has finished its script", has_line=False),
     "data": Expected("data", "data", "script.py:{line} in __getitem__"),
-    "worker": Expected("data", "data", "(pid {pid}), which does not get any further"),
+    "worker": Expected("data", "data", "(pid {pid}), which makes no progress"),
     "stopped worker": Expected("data", "data", "(pid {pid}), which is stopped (SIGSTOP)"),
 }
 
 
 def check(folder: Path, text: str, case: str, culprit: int, num_ranks: int) -> None:
-    expected, seen = CASES[case], hung(folder, text, case, culprit, num_ranks, "--on-hang", "stop")
-    assert 0 <= seen.facts["overdue_s"] <= 5, "told within five seconds after the limit"
+    expected, outcome = CASES[case], hung(folder, text, case, culprit, num_ranks, "--on-hang", "stop")
+    assert 0 <= outcome.facts["overdue_s"] <= 5, "reported within five seconds after the limit"
     is_loop = text is LOOP
     line = marked(text, "at", case) if expected.has_line else None
-    assert seen.code == 5, seen.err
-    first = seen.err.splitlines()[0]
-    pid = seen.facts.get("worker_pid")
+    assert outcome.code == 5, outcome.err
+    first = outcome.err.splitlines()[0]
+    pid = outcome.facts.get("worker_pid")
     assert expected.words.format(culprit=culprit, line=line, folder=folder, pid=pid) in first
-    assert (seen.facts["rank"], seen.facts["hang"], seen.facts["line"]) == (culprit, expected.kind, line), first
+    assert (outcome.facts["rank"], outcome.facts["hang"], outcome.facts["line"]) == (culprit, expected.kind, line), (
+        first
+    )
     if is_loop or expected.phase == "leaving":
-        assert seen.facts["phase"] == expected.phase, first
+        assert outcome.facts["phase"] == expected.phase, first
     if case == "stop":
         assert f"), at script.py:{line} in hang" in first
     if "worker" in case:
-        assert pid in seen.samples, first
-    if is_loop and seen.samples:
-        sample = seen.samples[pid] if "worker" in case else next(iter(seen.samples.values()))
-        assert seen.facts["sample"] == sample, first
+        assert pid in outcome.samples, first
+    if is_loop and outcome.samples:
+        sample = outcome.samples[pid] if "worker" in case else next(iter(outcome.samples.values()))
+        assert outcome.facts["sample"] == sample, first
         assert f"sample {sample}" in first
     others = [rank for rank in range(num_ranks) if rank != culprit]
-    assert seen.facts["victims"] == others, first
+    assert outcome.facts["victims"] == others, first
     place = f"script.py:{marked(text, 'others at', 'skip' if is_loop else case)}"
-    assert all(place in seen.facts["waiting"][str(rank)] for rank in others), first
+    assert all(place in outcome.facts["waiting"][str(rank)] for rank in others), first
     assert place in first
 
 
 def check_all(folder: Path, trials: Sequence[tuple[str, str, int, int]]) -> None:
-    """Several at a time: most of a hang is waiting."""
+    """Check several at a time: most of a hang is waiting."""
     folders = [folder / str(number) for number in range(len(trials))]
     for each in folders:
         each.mkdir()
@@ -208,31 +211,31 @@ def test_the_culprit_of_a_plain_script_is_named(tmp_path: Path) -> None:
 
 
 def test_the_culprit_of_a_loop_is_named(tmp_path: Path) -> None:
-    check_all(tmp_path, [(LOOP, case, 0, 2) for case in ("skip", "code", "data", "worker", "stopped worker")])
+    check_all(tmp_path, [(LOOP, case, 0, 2) for case in ("skip", "code", "data", "worker")])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_the_whole_matrix(tmp_path: Path, case: str) -> None:
-    ranks = [(culprit, num_ranks) for num_ranks in (2, 3) for culprit in range(num_ranks)]
-    check_all(tmp_path, [(text, case, *each) for text in (PLAIN, LOOP) for each in ranks])
+    """Each rank of three is the culprit once, in each kind of script; jobs of two ranks are tested above."""
+    check_all(tmp_path, [(text, case, culprit, 3) for text in (PLAIN, LOOP) for culprit in range(3)])
 
 
 @pytest.mark.slow
 def test_a_killed_data_worker_of_a_plain_script_is_named(tmp_path: Path) -> None:
     """Torch raises in the rank: a crash, not a hang."""
-    seen = hung(tmp_path, PLAIN, "dead worker", 1, 2)
-    assert seen.code == 3
-    assert seen.facts["rank"] == 1
-    told = r"DataLoader worker \(pid\S* \d+\)|\(to a data worker, which may have died\)"  # it depends on the moment
-    assert re.search(told, seen.err.splitlines()[0]), seen.err
+    outcome = hung(tmp_path, PLAIN, "dead worker", 1, 2)
+    assert outcome.code == 3
+    assert outcome.facts["rank"] == 1
+    expected = r"DataLoader worker \(pid\S* \d+\)|\(to a data worker, which may have died\)"  # it depends on the moment
+    assert re.search(expected, outcome.err.splitlines()[0]), outcome.err
 
 
 @pytest.mark.slow
-def test_a_rank_that_has_raised_and_does_not_get_to_its_end_has_raised(tmp_path: Path) -> None:
-    seen = hung(tmp_path, PLAIN.replace("sys.exit()", "raise ValueError('planted')"), "exit", 1, 2)
-    assert (seen.code, seen.facts["rank"]) == (3, 1)
-    assert "the cause: ValueError: planted" in seen.err.splitlines()[0]
+def test_a_rank_that_raised_but_does_not_exit_is_a_crash_not_a_hang(tmp_path: Path) -> None:
+    outcome = hung(tmp_path, PLAIN.replace("sys.exit()", "raise ValueError('planted')"), "exit", 1, 2)
+    assert (outcome.code, outcome.facts["rank"]) == (3, 1)
+    assert "the cause: ValueError: planted" in outcome.err.splitlines()[0]
 
 
 def test_a_hang_is_restarted_once_and_not_again_in_the_same_place(tmp_path: Path) -> None:
@@ -246,13 +249,13 @@ def test_a_hang_is_restarted_once_and_not_again_in_the_same_place(tmp_path: Path
 
 
 def test_a_hang_can_be_reported_only_and_only_once(tmp_path: Path) -> None:
-    """The job goes on when it gets what it waited for."""
+    """The job continues when it gets what it waited for."""
     (tmp_path / "script.py").write_text(PLAIN)
     command = [*LOCKSTEP, "run", "-n", "2", "--hang-limit", str(LIMIT_S), "--on-hang", "report", "script.py"]
     with started([*command, "file", "1"], tmp_path) as job:
         assert job.stderr is not None
         assert "rank 1 of 2" in job.stderr.readline()
-        time.sleep(6 * LIMIT_S)
+        time.sleep(REPORTED_AGAIN_S)
         (tmp_path / "pipe-1").write_text("x")
         _, err = job.communicate(timeout=60)
     assert (job.returncode, err) == (0, "")
@@ -262,7 +265,7 @@ SLOW_LOOP = """
 import os, time
 import lockstep, torch
 torch.set_num_threads(1)
-SLOW_S = 2.5
+SLOW_S = 1.8
 
 class Slow:
     def state_dict(self):
@@ -281,14 +284,14 @@ def loss(model, batch):
 
 def main(world):
     run = lockstep.Run("run", world, seed=1)
-    run.keep("slow", Slow())
+    run.register_state("slow", Slow())
     model = run.prepare(torch.nn.Linear(4, 1))
     optimizer = run.optimizer(model, lambda parameters: torch.optim.SGD(parameters, lr=0.1))
     train = run.loader(torch.utils.data.TensorDataset(torch.ones(64, 4)), global_batch=8, lanes=4)
-    for step in run.steps(train, steps=6, save_every=4):
+    for step in run.steps(train, steps=4, save_every=4):
         if step.number == 1:
             time.sleep(SLOW_S)
-        time.sleep(1.0 if world.rank == 1 else 0.2)
+        time.sleep(0.5 if world.rank == 1 else 0.1)
         step.accumulate(loss, model)
         step.update(optimizer)
         if step.number == 3:
@@ -300,27 +303,31 @@ lockstep.launch(main, device="cpu")
 SLOW_PLAIN = """
 import os, time
 import torch, torch.distributed as dist
-time.sleep(2.5)
+SLOW_S = 1.8
+time.sleep(SLOW_S)
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range(1, 6):
+for step in range(1, 5):
     if step <= 2:
-        time.sleep(2.5)
-    time.sleep(1.0 if rank == 1 else 0.2)
+        time.sleep(SLOW_S)
+    time.sleep(0.5 if rank == 1 else 0.1)
     model(torch.ones(4)).sum().backward()
     optimizer.step()
     if step == 3:
-        if rank == 0:  # alone, while the others wait for it
-            time.sleep(2.5)
+        if rank == 0:  # alone, while the other rank waits for it
+            time.sleep(SLOW_S)
         dist.barrier()
 """
 
 
-@pytest.mark.parametrize("text", [SLOW_PLAIN, SLOW_LOOP], ids=["plain", "loop"])
-def test_what_is_slow_but_alive_is_left_alone(tmp_path: Path, text: str) -> None:
-    """First step, save and evaluation take four times the limit, and one rank five times as long as the other."""
-    (tmp_path / "script.py").write_text(text)
-    finished = run([*LOCKSTEP, "run", "-n", "2", "--hang-limit", "0.6", "--on-hang", "report", "script.py"], tmp_path)
-    assert (finished.code, finished.err) == (0, "")
+def test_what_is_slow_but_alive_is_left_alone(tmp_path: Path) -> None:
+    """First step, save and evaluation take six times the limit, and one rank five times as long as the other."""
+    scripts = {"plain.py": SLOW_PLAIN, "loop.py": SLOW_LOOP}
+    for name, text in scripts.items():
+        (tmp_path / name).write_text(text)
+    command = [*LOCKSTEP, "run", "-n", "2", "--hang-limit", "0.3", "--on-hang", "report"]
+    with ThreadPoolExecutor(len(scripts)) as pool:  # most of it is waiting
+        ended = list(pool.map(lambda name: run([*command, name], tmp_path), scripts))
+    assert [(each.code, each.err) for each in ended] == [(0, "")] * 2

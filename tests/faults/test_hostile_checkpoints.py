@@ -1,4 +1,4 @@
-"""Nothing in a checkpoint is trusted: not executed, not followed, not believed; the refusal is one clear line."""
+"""Nothing in a checkpoint is trusted: nothing is executed, no path is followed, and a refusal is one clear line."""
 
 import os
 import pickle
@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 import torch
 
+from lockstep.checkpoint.checkpoint_store import CheckpointStore
 from lockstep.checkpoint.manifest import CheckpointError
-from lockstep.checkpoint.store import Store
-from lockstep.world.plain_values import Shard
+from lockstep.world.serialization import Shard
 from tests.checkpoints import RUN_ID, save
 from tests.forged import forge_file, forge_manifest, forge_text, tensor_file
 
-MOST_MEMORY_BYTES = 400 * 2**20  # a manifest may have 64 MiB, and as Python's objects takes several times that
+MOST_MEMORY_BYTES = 400 * 2**20  # a manifest may have 64 MiB, and takes several times that as Python objects
 
 Forge = Callable[[Path], object]
 
 
 class Payload:
-    """Unpickled, it leaves a file behind."""
+    """Creates a folder when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -43,7 +43,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def memory_stays_bounded() -> Iterator[None]:
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = _memory_bytes("VmRSS")
     yield
     assert _memory_bytes("VmHWM") - before < MOST_MEMORY_BYTES
@@ -55,13 +55,13 @@ def _memory_bytes(name: str) -> int:
 
 
 def refusal(checkpoint: Path) -> str:
-    """What is said of step 2; step 1 is used instead."""
-    store = Store(checkpoint.parent)
-    told: list[str] = []
-    newest = store.newest_intact(RUN_ID, told.append)
+    """Return why step 2 is refused; step 1 is used instead."""
+    store = CheckpointStore(checkpoint.parent)
+    problems: list[str] = []
+    newest = store.newest_intact(RUN_ID, problems.append)
     assert newest is not None
     assert newest.manifest.step == 1
-    (line,) = told
+    (line,) = problems
     assert line.startswith(f"{checkpoint}: ")
     assert line.isprintable()
     assert len(line) < len(str(checkpoint)) + 400
@@ -77,10 +77,10 @@ def pickled(path: Path) -> bytes:
 def test_a_pickle_in_a_files_place_is_not_unpickled(checkpoint: Path) -> None:
     planted = checkpoint.parent.parent / "planted"
     forge_file(checkpoint, "model.safetensors", pickled(planted))
-    assert "model.safetensors is not what safetensors reads" in refusal(checkpoint)
+    assert "model.safetensors is not a valid safetensors file" in refusal(checkpoint)
     torch.save(Payload(planted), checkpoint / "model.safetensors")
     forge_file(checkpoint, "model.safetensors", (checkpoint / "model.safetensors").read_bytes())
-    assert "model.safetensors is not what safetensors reads" in refusal(checkpoint)
+    assert "model.safetensors is not a valid safetensors file" in refusal(checkpoint)
     (checkpoint / "manifest.json").write_bytes(pickled(planted))
     assert "manifest.json is damaged" in refusal(checkpoint)
     assert not planted.exists()
@@ -92,9 +92,9 @@ def test_files_that_the_manifest_does_not_list_are_not_looked_at(checkpoint: Pat
         (checkpoint / name).write_bytes(pickled(planted))
     for name in ("LATEST", "BEST", ".metadata", "rng_state.pth"):
         (checkpoint.parent / name).write_bytes(pickled(planted))
-    values = Store(checkpoint.parent).load(2).values
+    values = CheckpointStore(checkpoint.parent).load(2).values
     assert torch.equal(values["model"]["weight"], torch.ones(4, 2))
-    assert Store(checkpoint.parent).best() is None
+    assert CheckpointStore(checkpoint.parent).best() is None
     assert not planted.exists()
 
 
@@ -162,7 +162,7 @@ FILES = {
 @pytest.mark.parametrize("data", FILES.values(), ids=list(FILES))
 def test_a_file_that_is_no_tensor_file_is_refused(checkpoint: Path, data: bytes) -> None:
     forge_file(checkpoint, "model.safetensors", data)
-    assert "model.safetensors is not what safetensors reads" in refusal(checkpoint)
+    assert "model.safetensors is not a valid safetensors file" in refusal(checkpoint)
 
 
 def test_a_file_with_other_tensors_is_refused(checkpoint: Path) -> None:
@@ -238,7 +238,7 @@ CLAIMS: dict[str, tuple[Forge, str]] = {
     "a piece below zero": (setting(*ROWS, "pieces", to=[{**PIECE, "offsets": [-1, 0]}]), "has the size -1"),
     "a piece of other dimensions": (
         setting(*ROWS, "pieces", to=[{**PIECE, "offsets": [0] * 3}]),
-        "of other dimensions",
+        "of another number of dimensions",
     ),
     "a piece as a stretch": (setting(*ROWS, "pieces", to=[{**PIECE, "offsets": [0]}]), "lacks its piece"),
     "the same piece twice": (setting(*ROWS, to={"shape": [8, 2], "pieces": [PIECE, PIECE]}), "do not make a tensor"),
@@ -271,7 +271,7 @@ def test_the_pointers_are_not_followed_out_of_the_folder(checkpoint: Path) -> No
     best = save(checkpoint.parent, 3, {"model": {}}, is_best=True)
     (best / "manifest.json").unlink()
     outside = save(checkpoint.parent.parent / "outside", 5, {"model": {}}, is_best=True)
-    commit = Store(outside.parent).manifest(5).commit
+    commit = CheckpointStore(outside.parent).manifest(5).commit
     for text in (
         f"../outside/step-5 {commit}",
         f"{outside} {commit}",
@@ -281,8 +281,8 @@ def test_the_pointers_are_not_followed_out_of_the_folder(checkpoint: Path) -> No
     ):
         (checkpoint.parent / "BEST").write_text(text)
         with pytest.raises(CheckpointError, match=r"step-3: manifest\.json cannot be read"):
-            Store(checkpoint.parent).best()
+            CheckpointStore(checkpoint.parent).best()
     (checkpoint.parent / "BEST").unlink()
     (checkpoint.parent / "BEST").symlink_to("/dev/zero")
     with pytest.raises(CheckpointError, match=r"step-3: manifest\.json cannot be read"):
-        Store(checkpoint.parent).best()
+        CheckpointStore(checkpoint.parent).best()

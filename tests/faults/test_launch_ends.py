@@ -1,4 +1,4 @@
-"""However a launch ends, the cause is told from its victims, the exit code says what happened, and nothing is left."""
+"""However a launch ends: the cause comes before its victims, the exit code says what happened, nothing is left."""
 
 import json
 import os
@@ -11,13 +11,13 @@ from textwrap import indent
 
 import pytest
 
-from lockstep.launcher.worker import STACK_DUMP_SIGNAL
-from tests.commands import BIN, LOCKSTEP, free_port, is_running, port_is_open, run, started, wait_for
+from lockstep.launcher.worker_main import STACK_DUMP_SIGNAL
+from tests.commands import BIN, LOCKSTEP, call, free_port, is_running, port_is_open, run, started, wait_for
 
 HOST = socket.gethostname()
 TWO = [*LOCKSTEP, "run", "-n", "2"]
 
-# Writes its process id, then does what its rank is told to: {"1": "raise"}.
+# Writes its process id, then does what the argument says for its rank: {"1": "raise"}.
 ACTOR = """
 import atexit, json, os, pathlib, signal, sys, time
 import lockstep, torch
@@ -30,12 +30,12 @@ def main(world):
         raise ValueError("planted")
     if act == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    if act == "kill late":  # without a word, and after its victim has ended
+    if act == "kill late":  # without a report, and after its victim has ended
         lockstep.cleanup_distributed()
         time.sleep(1)
         os.kill(os.getpid(), signal.SIGKILL)
     if act in ("exit", "leave"):
-        atexit.register(time.sleep, 5)  # its connections are closed long before it is dead: its victim ends first
+        atexit.register(time.sleep, 5)  # its connections close long before it ends: its victim ends first
     if act == "exit":
         sys.exit(7)
     if act == "leave":
@@ -49,7 +49,7 @@ if __name__ == "__main__":
     lockstep.launch(main, device="cpu")
 """
 
-# Needs no torch, and so starts at once: sleeps until it is stopped.
+# Needs no torch, so it starts at once; sleeps until it is stopped.
 SLEEPER = """
 import os, pathlib, sys, time
 rank = os.environ["RANK"]
@@ -106,17 +106,17 @@ def test_the_cause_comes_first_and_the_victims_in_one_line(tmp_path: Path, act: 
     assert finished.err.count("Traceback") == (1 if act == "raise" else 0)
     if act == "raise":
         assert 'raise ValueError("planted")' in finished.err
-        assert "worker.py" not in finished.err, "frames between the launcher and the script are noise"
+        assert "worker_main.py" not in finished.err, "frames between the launcher and the script are noise"
 
 
-def test_a_users_mistake_seen_by_all_ranks_is_said_once(tmp_path: Path) -> None:
+def test_a_users_mistake_seen_by_all_ranks_is_printed_once(tmp_path: Path) -> None:
     finished = run([*TWO, script(tmp_path, ACTOR), json.dumps({"0": "user error", "1": "user error"})], tmp_path)
     assert finished.code == 2
     assert finished.err.splitlines() == ["lockstep: data.path: no such file"]
 
 
-def test_restarts_are_counted_and_every_attempt_gets_a_store_of_its_own(tmp_path: Path) -> None:
-    # Plain torch, which leaves its addresses in the store under the same names each time.
+def test_restarts_are_counted_and_every_attempt_gets_a_fresh_store(tmp_path: Path) -> None:
+    # Plain torch, which stores its addresses under the same keys in every attempt.
     text = """
 import os
 import torch, torch.distributed as dist
@@ -167,7 +167,7 @@ def test_a_second_stop_request_is_immediate(tmp_path: Path) -> None:
         wait_for(lambda: len(pids(tmp_path)) == 2, 30, "both ranks started")
         agent.send_signal(signal.SIGINT)
         assert agent.stderr is not None
-        assert "once more to kill them at once" in agent.stderr.readline()
+        assert "signal again to kill them at once" in agent.stderr.readline()
         agent.send_signal(signal.SIGINT)
         agent.communicate(timeout=10)
         assert agent.returncode == 75
@@ -175,7 +175,7 @@ def test_a_second_stop_request_is_immediate(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_that_misses_the_interrupt_is_stopped_all_the_same(tmp_path: Path) -> None:
+def test_a_rank_that_misses_the_interrupt_is_stopped_nevertheless(tmp_path: Path) -> None:
     deaf = SLEEPER.replace("time.sleep", "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep")
     with started([*TWO, "--grace", "4", script(tmp_path, deaf)], tmp_path) as agent:
         wait_for(lambda: len(pids(tmp_path)) == 2, 30, "both ranks started")
@@ -187,7 +187,7 @@ def test_a_rank_that_misses_the_interrupt_is_stopped_all_the_same(tmp_path: Path
 
 @pytest.mark.slow
 def test_a_script_that_saves_itself_on_an_interrupt_has_the_grace_period_for_it(tmp_path: Path) -> None:
-    sleeper = indent(SLEEPER, "    ")  # whole: the request may come as soon as the process id can be read
+    sleeper = indent(SLEEPER, "    ")  # all of it: the signal may come as soon as the process id can be read
     saves = f"try:{sleeper}except KeyboardInterrupt:\n    time.sleep(6)\n    pathlib.Path('saved').touch()"
     with started([*LOCKSTEP, "run", "-n", "1", script(tmp_path, saves)], tmp_path) as agent:
         wait_for(lambda: len(pids(tmp_path)) == 1, 30, "the rank started")
@@ -223,11 +223,13 @@ def test_a_stop_request_without_an_agent(tmp_path: Path, stop: signal.Signals) -
         _, err = process.communicate(timeout=20)
         assert process.returncode == 75
         asked, stopped = err.splitlines()
-        assert asked == f"lockstep: stopping after this step ({stop.name}); once more to end at once"
-        assert re.fullmatch(r"lockstep: stopped after step \d+, as asked: the same command goes on from there", stopped)
+        assert asked == f"lockstep: stopping after this step ({stop.name}); signal again to end at once"
+        assert re.fullmatch(
+            r"lockstep: stopped after step \d+, as requested: run the same command again to continue", stopped
+        )
 
 
-def test_a_failure_without_an_agent_ends_alike(tmp_path: Path) -> None:
+def test_a_failure_without_an_agent_has_the_same_exit_code(tmp_path: Path) -> None:
     finished = run([*LOCKSTEP, "run", script(tmp_path, "def f():\n    raise ValueError('planted')\nf()\n")], tmp_path)
     assert finished.code == 3
     lines = finished.err.splitlines()
@@ -236,7 +238,7 @@ def test_a_failure_without_an_agent_ends_alike(tmp_path: Path) -> None:
     assert lines[-1] == "ValueError: planted"
 
 
-def test_the_stack_of_any_script_can_be_asked_for(tmp_path: Path) -> None:
+def test_the_stack_of_any_script_can_be_dumped(tmp_path: Path) -> None:
     with started([*LOCKSTEP, "run", "-n", "1", script(tmp_path, SLEEPER)], tmp_path) as agent:
         wait_for(lambda: len(pids(tmp_path)) == 1, 30, "the rank started")
         os.kill(pids(tmp_path)[0], STACK_DUMP_SIGNAL)
@@ -258,7 +260,7 @@ def test_the_stack_of_any_script_can_be_asked_for(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_word_of_a_failure_is_not_lost(tmp_path: Path, text: str, words: str) -> None:
+def test_the_error_of_a_failure_is_not_lost(tmp_path: Path, text: str, words: str) -> None:
     finished = run([*TWO, script(tmp_path, text)], tmp_path)
     assert finished.code == 3
     assert words in finished.err.splitlines()[0]
@@ -273,7 +275,7 @@ def test_the_agents_of_two_machines_blame_the_right_rank(tmp_path: Path) -> None
         second = run([*agent, "--node-rank", "1", *actor], tmp_path)
         _, err = first.communicate(timeout=60)
     assert f"rank 1 of 2 on {HOST} failed, the cause: ValueError: planted" in second.err
-    assert err == "lockstep: rank 0 of 2: victims of a rank on another machine; see there\n"
+    assert err == "lockstep: rank 0 of 2: victims of a rank on another machine; see its output\n"
     assert (first.returncode, second.code) == (3, 3)
 
 
@@ -292,9 +294,9 @@ def test_no_data_worker_outlives_a_killed_launcher_by_more_than_two_seconds(tmp_
         wait_for(lambda: not any(map(is_running, workers)), 2, "no data worker is left")
 
 
-def test_faults_in_a_config_are_told_at_once_before_any_process_starts(tmp_path: Path) -> None:
+def test_all_errors_in_a_config_are_reported_before_any_process_starts(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("recipe: digits\nepochs: none\noptim: {lrr: 1}\nbatch: {global: 64}\n")
-    finished = run([*LOCKSTEP, "train", "bad.yaml", "-n", "2", "model.depth=2"], tmp_path)
+    finished = call(["train", "bad.yaml", "-n", "2", "model.depth=2"], tmp_path)
     assert finished.code == 2
     lines = finished.err.splitlines()
     assert len(lines) == 3
@@ -313,7 +315,7 @@ def test_faults_in_a_config_are_told_at_once_before_any_process_starts(tmp_path:
         (["train", "missing.yaml"], "missing.yaml"),
         (
             ["train", "digits", "-n", "two"],
-            "-n two: expected a whole number, auto, or the fewest",
+            "-n two: expected a whole number, auto, or a minimum and a maximum",
         ),
         (["run", "-n", "2", "missing.py"], "missing.py: no such script"),
         (["run", "missing.py"], "missing.py: no such script"),
@@ -330,7 +332,7 @@ def test_faults_in_a_config_are_told_at_once_before_any_process_starts(tmp_path:
     ],
 )
 def test_other_mistakes_are_one_line(tmp_path: Path, arguments: list[str], words: str) -> None:
-    finished = run([*LOCKSTEP, *arguments], tmp_path)
+    finished = call(arguments, tmp_path)
     assert finished.code == 2
     assert len(finished.err.splitlines()) == 1
     assert words in finished.err
@@ -347,14 +349,14 @@ def test_the_configs_settings_reach_the_job(tmp_path: Path) -> None:
     backend = run([*LOCKSTEP, "train", "digits", "device=cpu", "ddp_backend=nccl"], tmp_path, alone)
     assert backend.code == 2
     assert "backend='nccl'" in backend.err
-    threads = run([*LOCKSTEP, "train", "digits", "--quick", "threads=3"], tmp_path)
+    threads = run([*LOCKSTEP, "train", "digits", "steps=1", "threads=3"], tmp_path)
     assert threads.code == 0, threads.err
-    assert json.loads((tmp_path / "runs" / "digits-quick" / "run.json").read_text())["fingerprint"]["threads"] == 3
+    assert json.loads((tmp_path / "runs" / "digits" / "run.json").read_text())["fingerprint"]["threads"] == 3
 
 
-def test_a_recipe_of_ones_own_stands_beside_its_config(tmp_path: Path) -> None:
+def test_a_users_recipe_is_found_beside_its_config(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
-        "from lockstep.recipes.digits.recipe import Digits\nclass Mine(Digits): pass\nrecipe = Mine()\n"
+        "from lockstep.recipes.digits.recipe import Digits\nclass Mine(Digits): pass\nrecipe = Mine\n"
     )
     (tmp_path / "mine.yaml").write_text("base: digits\nrecipe: mine:recipe\n")
     lockstep = str(BIN / "lockstep")
@@ -384,12 +386,12 @@ def test_output_closed_early_does_not_stop_training(tmp_path: Path) -> None:
 
 
 def test_contradictory_variables_are_one_line(tmp_path: Path) -> None:
-    finished = run([*LOCKSTEP, "train", "digits"], tmp_path, {"RANK": "3", "WORLD_SIZE": "2"})
+    finished = call(["train", "digits"], tmp_path, {"RANK": "3", "WORLD_SIZE": "2"})
     assert finished.code == 2
     assert finished.err == "lockstep: RANK=3 but WORLD_SIZE=2: ranks go from 0 to 1\n"
 
 
-def test_a_script_that_never_imports_lockstep_is_launched_alike(tmp_path: Path) -> None:
+def test_a_script_that_never_imports_lockstep_is_launched_the_same_way(tmp_path: Path) -> None:
     text = """
 import os, sys
 print(sys.executable, os.environ["OMP_NUM_THREADS"], os.environ["GLOO_SOCKET_IFNAME"], sys.argv, sys.path[0])

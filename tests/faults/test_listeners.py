@@ -1,4 +1,4 @@
-"""What lockstep starts on one machine listens on loopback only, however it was started: read from the socket table."""
+"""On one machine everything listens on loopback only, however it was started: read from the socket table."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ import pytest
 
 from tests.commands import LOCKSTEP, TORCHRUN, descendants, free_port, started, wait_for
 
-# Joins, makes a step with a save, and stays: by then everything that listens does.
+# Joins, makes a step with a save, and sleeps: by then everything that will listen does.
 SCRIPT = """
 import os, pathlib, sys, time
 import lockstep, torch
@@ -45,7 +45,6 @@ def two_agents(port: int) -> list[tuple[list[str], dict[str, str]]]:
 
 
 MODES: dict[str, list[str]] = {
-    "run": [*LOCKSTEP, "run", "-n", "2", "script.py"],
     "run, cold": [*LOCKSTEP, "run", "-n", "2", "--cold", "script.py"],
     "run, restarted": [*LOCKSTEP, "run", "-n", "2", "--max-restarts", "1", "script.py", "--fail"],
     "launch": [sys.executable, "script.py", "--nproc"],
@@ -69,7 +68,7 @@ def listening(pids: Sequence[int]) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("mode", [*MODES, "by hand", "two agents"])
+@pytest.mark.parametrize("mode", [*MODES, "by hand", "two agents"])  # "run, restarted" is also a plain `run`
 def test_a_script_listens_on_loopback_only(tmp_path: Path, mode: str) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     several = {"by hand": by_hand, "two agents": two_agents}
@@ -77,10 +76,10 @@ def test_a_script_listens_on_loopback_only(tmp_path: Path, mode: str) -> None:
     with all_started(commands, tmp_path) as pids:
         ready = [tmp_path / f"rank-{rank}.ready" for rank in range(2)]
         wait_for(lambda: all(each.exists() and each.read_text() for each in ready), 60, "both are in their second step")
-        # Of torchrun's own listener we know nothing: only the ranks are ours.
+        # torchrun's own listener is not ours: look at the ranks alone.
         ranks = [int(each.read_text()) for each in ready]
         found = listening(ranks if mode == "torchrun" else pids)
-        assert len(found) >= 2, "each rank's gloo, at least"
+        assert len(found) >= 2, "at least each rank's gloo"
         assert set(found) == {"127.0.0.1"}
 
 

@@ -1,4 +1,4 @@
-"""A search that is killed: it goes on where it was, and no finished evaluation is made again."""
+"""A search that is killed: it resumes where it was, and no finished evaluation is made again."""
 
 import json
 import os
@@ -11,31 +11,36 @@ from typing import Any
 import psutil
 import pytest
 
-from lockstep.events.jsonl import read_lines
+from lockstep.events.jsonl import read_jsonl
 from tests.commands import LOCKSTEP, free_port, run, started, wait_for
 
+# PAUSE_S: how long an evaluation takes at least; for runs that are to be killed in the middle of a generation.
 RECIPE = """
+import os
 import time
 
 import torch
 
-import lockstep
+from lockstep import search
+
+
+PAUSE_S = float(os.environ.get("PAUSE_S", "0"))
 
 
 def cost(design):
-    time.sleep(0.02 * (1 + 3 * torch.rand(()).item() ** 3))
+    time.sleep(PAUSE_S * (1 + 3 * torch.rand(()).item() ** 3))
     if design["kind"] == "broken" and design["x0"] > 2:
         raise ZeroDivisionError("no such thing")
     return sum(value**2 for value in design.values() if isinstance(value, float)) + torch.rand(()).item()
 
 
 class Recipe:
-    config_class = lockstep.SearchConfig
+    config_class = search.SearchConfig
 
     def problem(self, config):
-        genes = [lockstep.FloatGene(f"x{number}", -5, 5, group=str(number // 2)) for number in range(6)]
-        genome = lockstep.Genome([*genes, lockstep.ChoiceGene("kind", ("sound", "broken"))])
-        return lockstep.Problem(genome, (lockstep.Objective("cost"),), lockstep.OneByOne(cost))
+        genes = [search.FloatGene(f"x{number}", -5, 5, group=str(number // 2)) for number in range(6)]
+        genome = search.Genome([*genes, search.ChoiceGene("kind", ("sound", "broken"))])
+        return search.Problem(genome, (search.Objective("cost"),), search.ScalarEvaluator(cost))
 
 
 recipe = Recipe()
@@ -50,6 +55,9 @@ network: {steps: 5}
 """
 
 
+PAUSES = {"PAUSE_S": "0.02"}
+
+
 def planted(folder: Path) -> dict[str, str]:
     (folder / "planted.py").write_text(RECIPE)
     (folder / "planted.yaml").write_text(CONFIG)
@@ -58,7 +66,7 @@ def planted(folder: Path) -> dict[str, str]:
 
 
 def evaluations(folder: Path) -> list[dict[str, Any]]:
-    return [line for path in sorted((folder / "evaluations").glob("*.jsonl")) for line in read_lines(path)]
+    return [line for path in sorted((folder / "evaluations").glob("*.jsonl")) for line in read_jsonl(path)]
 
 
 def is_in_the_middle(folder: Path, generation: int) -> bool:
@@ -66,16 +74,15 @@ def is_in_the_middle(folder: Path, generation: int) -> bool:
 
 
 def digest(folder: Path) -> str:
-    return str([event for event in read_lines(folder / "events.jsonl") if event["kind"] == "end"][-1]["digest"])
+    return str([event for event in read_jsonl(folder / "events.jsonl") if event["kind"] == "end"][-1]["digest"])
 
 
-def test_killed_in_the_middle_of_a_generation_it_loses_what_was_in_flight(tmp_path: Path) -> None:
+def test_killed_in_the_middle_of_a_generation_it_loses_what_was_in_flight(tmp_path: Path, alone: Path) -> None:
     environment = planted(tmp_path)
-    alone, killed = tmp_path / "alone", tmp_path / "killed"
-    assert run([*LOCKSTEP, "train", "planted.yaml", "--run", str(alone)], tmp_path, environment).code == 0
-    command = [*LOCKSTEP, "train", "planted.yaml", "--run", str(killed), "-n"]
+    killed = tmp_path / "killed"
+    command = [*LOCKSTEP, "train", "planted.yaml", "--run", str(killed)]
     for num_processes, generation in (("3", 1), ("2", 3)):  # of the second, the generations since a save are replayed
-        with started([*command, num_processes], tmp_path, environment) as launcher:
+        with started([*command, "-n", num_processes], tmp_path, environment | PAUSES) as launcher:
             # Some of the generation's designs are done, and some are not.
             wait_for(partial(is_in_the_middle, killed, generation), 60, "the middle of a generation")
             processes = psutil.Process(launcher.pid).children(recursive=True)
@@ -83,7 +90,7 @@ def test_killed_in_the_middle_of_a_generation_it_loses_what_was_in_flight(tmp_pa
             psutil.wait_procs(processes, timeout=10)
         finished = Counter(line["key"] for line in evaluations(killed))
         assert 21 * generation < len(finished) < 21 * (generation + 1)
-    assert run([*command, "1"], tmp_path, environment).code == 0
+    assert run(command, tmp_path, environment).code == 0
     assert digest(killed) == digest(alone)
     keys = Counter(line["key"] for line in evaluations(killed))
     assert keys.keys() == {line["key"] for line in evaluations(alone)}
@@ -91,10 +98,19 @@ def test_killed_in_the_middle_of_a_generation_it_loses_what_was_in_flight(tmp_pa
     assert json.loads((killed / "history.json").read_text()) == json.loads((alone / "history.json").read_text())
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the same search, undisturbed, in one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    finished = run([*LOCKSTEP, "train", "planted.yaml", "--run", "alone"], folder, planted(folder))
+    assert finished.code == 0, finished.err
+    return folder / "alone"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_chaos_finds_nothing_lost(tmp_path: Path) -> None:
-    environment = planted(tmp_path)
+    environment = planted(tmp_path) | PAUSES
     command = [*LOCKSTEP, "chaos", "planted.yaml", "--kills", "8", "--seed", "5", "-n", "3", "--json", "--keep", "kept"]
     finished = run(command, tmp_path, environment, timeout_s=390)
     assert finished.code == 0, finished.out + finished.err
@@ -104,14 +120,13 @@ def test_chaos_finds_nothing_lost(tmp_path: Path) -> None:
     assert told["phases"].keys() & {"designs", "awaiting_designs"}
 
 
-def test_two_launchers_search_as_one(tmp_path: Path) -> None:
+def test_two_launchers_search_as_one(tmp_path: Path, alone: Path) -> None:
     """As two machines would."""
     environment = planted(tmp_path)
-    assert run([*LOCKSTEP, "train", "planted.yaml", "--run", "alone"], tmp_path, environment).code == 0
     command = [*LOCKSTEP, "train", "planted.yaml", "--run", "together", "-n", "1", "--nnodes", "2"]
     command += ["--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--node-rank"]
     with started([*command, "1"], tmp_path, environment):
         finished = run([*command, "0"], tmp_path, environment)
     assert finished.code == 0, finished.err
-    assert digest(tmp_path / "together") == digest(tmp_path / "alone")
+    assert digest(tmp_path / "together") == digest(alone)
     assert len(list((tmp_path / "together" / "evaluations").iterdir())) == 2

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lockstep.events.jsonl import read_lines
+from lockstep.events.jsonl import read_jsonl
 from tests.commands import LOCKSTEP, Finished, run
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -85,7 +85,7 @@ def test_a_killed_rank_goes_on_from_memory(tmp_path: Path) -> None:
         finished = ended(tmp_path / f"{culprit}", LOOP, 2, ["kill", f"{culprit}"], "--max-restarts", "1")
         assert finished.code == 0, finished.err
         assert finished.out.splitlines()[-1] == whole.out.splitlines()[-1]
-        events = read_lines(tmp_path / f"{culprit}" / "run" / "events.jsonl")
+        events = read_jsonl(tmp_path / f"{culprit}" / "run" / "events.jsonl")
         (first, again) = (event for event in events if event["kind"] == "start")
         assert first["resumed"] is None
         assert 20 <= again["step"] <= 100

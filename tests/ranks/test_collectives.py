@@ -1,4 +1,4 @@
-"""The primitives on real processes."""
+"""Collectives on real processes."""
 
 import pytest
 import torch
@@ -81,7 +81,7 @@ def test_an_object_over_the_limit_is_refused_by_its_sender() -> None:
         ranks(2).run(send_too_much)
 
 
-def accumulate_without_exchange(world: World) -> list[float]:
+def accumulate_without_all_reduce(world: World) -> list[float]:
     model = DistributedDataParallel(torch.nn.Linear(1, 1, bias=False))
     inputs = torch.tensor([world.rank + 1.0])
     with lockstep.no_sync(model):
@@ -91,6 +91,6 @@ def accumulate_without_exchange(world: World) -> list[float]:
     return [before, model.module.weight.grad.item()]
 
 
-def test_no_sync_postpones_the_exchange() -> None:
-    # Apart: each rank's own input. Then the mean over ranks of all that was accumulated: (2 + 4) / 2.
-    assert ranks(2).run(accumulate_without_exchange) == [[1.0, 3.0], [2.0, 3.0]]
+def test_no_sync_postpones_the_all_reduce() -> None:
+    # At first each rank's own input; then the mean over ranks of all that was accumulated: (2 + 4) / 2.
+    assert ranks(2).run(accumulate_without_all_reduce) == [[1.0, 3.0], [2.0, 3.0]]

@@ -19,9 +19,9 @@ if backend == "nccl":
     # NCCL refuses two ranks on one GPU of one host: let each believe in a host of its own.
     os.environ |= {"NCCL_HOSTID": f"host{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
 import lockstep
-from tests.ranks import test_compression as compression
-from tests.ranks import test_uneven_inputs as uneven
-from tests.ranks import test_unused_parameters as unused
+from tests.ranks import compression_workloads as compression
+from tests.ranks import uneven_workloads as uneven
+from tests.ranks import unused_workloads as unused
 
 def main(world):
     kinds = compression.KINDS if world.size > 1 else {"none": "none"}

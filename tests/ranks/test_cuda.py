@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.commands import LOCKSTEP, run
-from tests.contracts import test_mesh, test_zero
+from tests.contracts import mesh_cases, zero_workloads
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -51,12 +51,12 @@ from pathlib import Path
 rank = os.environ.get("RANK", "0")
 os.environ |= {"NCCL_HOSTID": f"host{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
 import lockstep
-from tests.contracts import test_resume, workloads
+from tests.contracts import resume_workloads, workloads
 
 def main(world):
     folder, stop = Path(sys.argv[1]), int(sys.argv[2]) or None
     gpt = workloads.train(world, "gpt", 5, {"global_batch": 32, "lanes": 8}, folder / "gpt", stop)
-    everything = test_resume.train_all(world, folder / "everything", stop, precision="fp16")
+    everything = resume_workloads.train_all(world, folder / "everything", stop, precision="fp16")
     sys.stdout.write(f"digest {gpt.digest} {everything.digest}\\n")
 
 if __name__ == "__main__":
@@ -70,18 +70,18 @@ rank = os.environ.get("RANK", "0")
 if "nccl" in sys.argv:
     os.environ |= {"NCCL_HOSTID": f"host{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
 import torch, lockstep
-from tests.contracts import test_whole_step, test_zero, workloads
+from tests.contracts import whole_step_cases, workloads, zero_workloads
 
 def main(world):
     strategy = {"parallel": sys.argv[3]}
     for name in sys.argv[1].split(","):
         if name in workloads.WORKLOADS:
             trained = workloads.train(world, name, 5, {"global_batch": 32, "lanes": 8}, clip_norm=0.1, **strategy)
-        elif name in test_zero.OPTIMIZERS:
-            trained = test_zero.train_wide(world, name, **strategy)
+        elif name in zero_workloads.OPTIMIZERS:
+            trained = zero_workloads.train_wide(world, name, **strategy)
         else:
-            options, around = test_whole_step.CASES[name.replace("-", " ")]
-            trained = test_whole_step.train(world, options | strategy, **around)
+            options, around = whole_step_cases.CASES[name.replace("-", " ")]
+            trained = whole_step_cases.train(world, options | strategy, **around)
         sys.stdout.write(f"{name} {trained.digest}\\n")
 
 if __name__ == "__main__":
@@ -95,21 +95,21 @@ from pathlib import Path
 rank = os.environ.get("RANK", "0")
 os.environ |= {"NCCL_HOSTID": f"host{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
 import lockstep
-from tests.contracts import mesh_workloads, test_mesh
+from tests.contracts import mesh_cases, mesh_workloads
 
 def main(world):
     name, folder, stop = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]) or None
-    options = test_mesh.MESHES[name][1] if name in test_mesh.MESHES else {}
+    options = mesh_cases.MESHES[name][1] if name in mesh_cases.MESHES else {}
     tied = {"tied": options.pop("tied", True)}
     if stop is not None:
-        trained = mesh_workloads.train_gpt(world, folder, stop, steps=len(test_mesh.MESHES) + 1, **options)
+        trained = mesh_workloads.train_gpt(world, folder, stop, steps=len(mesh_cases.MESHES) + 1, **options)
         numbers = trained.losses
     else:
         trained = mesh_workloads.train_gpt(world, **tied, **options)
         if "fsdp" in options:
             options["fsdp"] = {**options["fsdp"], "wrap": (), "min_parameters": 20}
         names = [] if "tensor_plan" in options else list(mesh_workloads.SMALL)
-        small = [losses for losses, _ in test_mesh.train_many(world, names, **options)]
+        small = [losses for losses, _ in mesh_cases.train_many(world, names, **options)]
         numbers = [trained.losses, trained.norms, [each["loss"] for each in trained.metrics], small]
     sys.stdout.write(json.dumps([trained.began_with, trained.digest, numbers]) + "\\n")
 
@@ -120,7 +120,7 @@ if __name__ == "__main__":
 
 def train_on_a_mesh(name: str, tmp_path: Path, stop: int = 0) -> tuple[str, str, Any]:
     (tmp_path / "script.py").write_text(MESH)
-    size = test_mesh.MESHES[name][0] if name in test_mesh.MESHES else 1
+    size = mesh_cases.MESHES[name][0] if name in mesh_cases.MESHES else 1
     command = [*LOCKSTEP, "run", "-n", str(size), "script.py", name, str(tmp_path / "run"), str(stop)]
     finished = run(command, tmp_path)
     assert finished.code == 0, finished.err
@@ -134,17 +134,17 @@ def train_on_a_mesh(name: str, tmp_path: Path, stop: int = 0) -> tuple[str, str,
 def test_a_mesh_over_nccl_trains_as_one_process_does(tmp_path: Path) -> None:
     """In double precision; sums over ranks differ in their last bits. What is not tied is at least trained."""
     alone = train_on_a_mesh("one process", tmp_path)[2]
-    for name in test_mesh.MESHES:
+    for name in mesh_cases.MESHES:
         ours = train_on_a_mesh(name, tmp_path)[2]
         for kind, (values, expected) in enumerate(zip(ours, alone, strict=True)):
             for one, other in zip(values, expected, strict=False):  # of the small models there may be none
-                assert name not in test_mesh.TIED or one == pytest.approx(other, rel=1e-9), (name, kind)
+                assert name not in mesh_cases.TIED or one == pytest.approx(other, rel=1e-9), (name, kind)
 
 
 @pytest.mark.timeout(600)
 def test_a_run_goes_on_under_any_mesh_over_nccl(tmp_path: Path) -> None:
     before = None
-    for number, name in enumerate(("one process", *test_mesh.TIED), start=1):
+    for number, name in enumerate(("one process", *mesh_cases.TIED), start=1):
         began_with, digest, _ = train_on_a_mesh(name, tmp_path, number)
         assert before in (None, began_with), name
         before = digest
@@ -155,7 +155,7 @@ def test_the_same_bits_on_one_process_and_on_several_that_share_a_gpu(tmp_path: 
     names = ["mlp", "conv", "gpt", "gan", "awkward", "passes", "terms"]  # cuDNN's LSTM is not deterministic
     names += ["bf16", "fp16", "everything", "everything-in-fp16"]
     reports = {}
-    names += [name for name in test_zero.OPTIMIZERS if " " not in name]
+    names += [name for name in zero_workloads.OPTIMIZERS if " " not in name]
     for size, backend, parallel in (
         *((1, "nccl", "single"), (2, "nccl", "ddp"), (3, "nccl", "ddp"), (4, "nccl", "ddp"), (2, "gloo", "ddp")),
         *((2, "nccl", "zero"), (3, "nccl", "zero"), (4, "nccl", "zero"), (2, "gloo", "zero")),

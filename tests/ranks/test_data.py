@@ -1,4 +1,4 @@
-"""Data on several ranks: streams whose epochs end together, foreign loaders that stay together, shared-out samples."""
+"""Data on several ranks: epochs of streams end together, TorchLoaders stay in step, and samples are split."""
 
 import json
 import multiprocessing
@@ -10,22 +10,19 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
-from lockstep.data.dataloaders import create_dataloaders_distributed
-from lockstep.data.foreign import rebuild
-from lockstep.data.iterable import IterableLaneLoader, merge_states
-from lockstep.data.loader import LaneLoader
-from lockstep.data.sampler import DistributedSampler
+from lockstep.data.distributed_dataloaders import DistributedSampler, create_dataloaders_distributed
+from lockstep.data.iterable_loader import IterableLaneLoader, merge_states
+from lockstep.data.lane_loader import LaneLoader
+from lockstep.data.loader_factory import rebuild
 from lockstep.testing import RanksFailed, ranks
 from lockstep.world.collectives import all_reduce
-from lockstep.world.objects import all_gather_object
+from lockstep.world.object_collectives import all_gather_object
 from lockstep.world.world import World
-from tests.unit.data.test_iterable import Cursors, Lines, Plain, read
-from tests.unit.data.test_samples import Augmented
-from tests.unit.data.test_workers import flat
+from tests.unit.data.datasets import Augmented, Cursors, Lines, Plain, flat, read
 
 Batches = list[tuple[Any, ...]]
 
-# Lanes that end at different times, so that ranks alone would end their epochs at different batches.
+# Lanes of different lengths, so that each rank alone would end its epochs at another batch.
 UNEVEN = {0: 9, 1: 4, 2: 5, 3: 7}
 
 
@@ -87,7 +84,7 @@ def read_nothing(world: World) -> None:
     next(IterableLaneLoader(Lines(lengths=lengths), 8, world, lanes=4).batches())
 
 
-def test_all_ranks_learn_that_a_stream_gives_no_batch() -> None:
+def test_all_ranks_raise_if_a_stream_gives_no_batch() -> None:
     with pytest.raises(RanksFailed, match="2 of 2 ranks failed") as caught:
         ranks(2).run(read_nothing)
     assert str(caught.value).count("UserError: epoch 0 of the iterable data set gave too few samples") == 2
@@ -109,37 +106,37 @@ class Uneven(Sampler[int]):
         return self.length
 
 
-def read_foreign(world: World, sized: bool) -> list[tuple[int, int, int, int]]:
+def read_torch_loader(world: World, sized: bool) -> list[tuple[int, int, int, int]]:
     loader = DataLoader(TensorDataset(torch.arange(8)), 2, sampler=Uneven(world.rank, sized))
     batches = rebuild(loader, world, seed=0).batches(0, 5)
-    # A collective in each step, as training has: it hangs if the ranks come apart.
+    # A collective in each step, as in training: it hangs if the ranks get out of step.
     return [(batch.number, batch.epoch, batch.size, int(all_reduce(torch.tensor([batch.number])))) for batch in batches]
 
 
 @pytest.mark.parametrize("sized", [True, False])
-def test_foreign_loaders_of_different_lengths_stay_together(sized: bool) -> None:
-    for batches in ranks(3).run(read_foreign, sized):
+def test_torch_loaders_of_different_lengths_stay_in_step(sized: bool) -> None:
+    for batches in ranks(3).run(read_torch_loader, sized):
         assert batches == [(number, number // 2, 6, 3 * number) for number in range(5)]
 
 
-class Liar(Uneven):
+class TooLong(Uneven):
     def __len__(self) -> int:
         return 8
 
 
-def read_a_liar(world: World) -> None:
-    loader = DataLoader(TensorDataset(torch.arange(8)), 2, sampler=Liar(world.rank, sized=True))
+def read_too_long(world: World) -> None:
+    loader = DataLoader(TensorDataset(torch.arange(8)), 2, sampler=TooLong(world.rank, sized=True))
     for batch in rebuild(loader, world, seed=0).batches(0, 5):
         all_reduce(torch.tensor([batch.number]))
 
 
-def test_a_foreign_loader_that_ends_before_its_length_is_an_error() -> None:
-    with pytest.raises(RanksFailed, match="promised 4 batches and gave 2: the ranks would come apart"):
-        ranks(2).run(read_a_liar)
+def test_a_torch_loader_that_ends_before_its_length_is_an_error() -> None:
+    with pytest.raises(RanksFailed, match="gave 2 batches, but its length is 4"):
+        ranks(2).run(read_too_long)
 
 
-def share_out(world: World) -> tuple[list[list[int]], list[int], list[int]]:
-    """Nothing is said about the world: it is the one this process has joined."""
+def split_data(world: World) -> tuple[list[list[int]], list[int], list[int]]:
+    """Without a `world` argument: that of the process group."""
     dataset = TensorDataset(torch.arange(50))
     loaders = create_dataloaders_distributed(dataset, TensorDataset(torch.arange(7)), batch_size=8, seed=3)
     assert loaders.val is not None
@@ -148,9 +145,9 @@ def share_out(world: World) -> tuple[list[list[int]], list[int], list[int]]:
     return train, validation, list(DistributedSampler(range(6)))
 
 
-def test_dataloaders_are_shared_out_over_the_ranks_there_are() -> None:
-    first, second = ranks(2).run(share_out)
-    alone = share_out(World())
+def test_dataloaders_are_split_over_the_process_group() -> None:
+    first, second = ranks(2).run(split_data)
+    alone = split_data(World())
     assert [sorted(a + b) for a, b in zip(first[0], second[0], strict=True)] == [sorted(batch) for batch in alone[0]]
     assert first[1] + second[1] == alone[1] == list(range(7))
     assert [index for pair in zip(first[2], second[2], strict=True) for index in pair] == alone[2]

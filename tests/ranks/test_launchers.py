@@ -175,6 +175,6 @@ def test_the_command_itself_as_a_torchrun_worker(tmp_path: Path) -> None:
     finished = run(command, tmp_path)
     assert finished.code == 0, finished.err
     assert "Initialized DDP with 2 processes" in finished.out
-    assert "supervised by whoever started them (torchrun)" in finished.out
+    assert "supervised by the launcher that started them (torchrun)" in finished.out
     assert finished.out.count("effective batch 64 = 4 lanes × 16 on 2 processes") == 1, "one rank alone prints"
     assert (tmp_path / "here" / "ranks" / "1.jsonl").exists()

@@ -1,4 +1,4 @@
-"""Loggers in real runs: rank 0 alone shows, the others stay silent, and the bits do not notice."""
+"""Loggers in real runs: only rank 0 logs, and the bits are those of a run without loggers."""
 
 import json
 from collections.abc import Sequence
@@ -15,10 +15,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from lockstep.config.job import LogConfig, WandbConfig
+from lockstep.config.job_schema import LogConfig, WandbConfig
 from lockstep.errors import UserError
-from lockstep.events.jsonl import read_lines
-from lockstep.observe.loggers.selection import open_loggers
+from lockstep.events.jsonl import read_jsonl
+from lockstep.loggers.logger_factory import open_loggers
 from lockstep.testing import ranks
 from lockstep.train.run import Run
 from lockstep.world.world import World
@@ -34,12 +34,12 @@ def loss(model: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, int]:
 
 
 def train(world: World, folder: Path, log: LogConfig) -> dict[str, Any]:
-    """Every rank is given the loggers and says everything: which of them acts is the run's business."""
+    """Train with the loggers on every rank; the run must let only rank 0 use them."""
     run = Run(folder, world, sinks=open_loggers(log, folder))
     model = run.prepare(nn.Linear(4, 3))
     optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
     services = 0
-    for step in run.open_steps(run.loader(DATA, 16), epochs=1):
+    for step in run.steps(run.loader(DATA, 16), epochs=1, finish=False):
         step.accumulate(loss, model)
         step.update(optimizer)
         run.log(loss=step.loss)
@@ -71,7 +71,7 @@ def test_rank_0_alone_logs_and_the_bits_do_not_notice(tmp_path: Path, monkeypatc
     (silent,) = ranks(1).run(train, tmp_path / "silent", LogConfig())
     assert first["digest"] == second["digest"] == silent["digest"]
 
-    events = list(read_lines(folder / "events.jsonl"))
+    events = list(read_jsonl(folder / "events.jsonl"))
     losses = [(event["step"], event["loss"]) for event in events if "loss" in event]
     assert [step for step, _ in losses] == [1, 2, 3, 4]
     assert [event["images"] for event in events if "images" in event] == [
@@ -103,33 +103,33 @@ def test_rank_0_alone_logs_and_the_bits_do_not_notice(tmp_path: Path, monkeypatc
     assert list(home.iterdir()) == []
 
 
-def test_a_second_attempt_is_the_same_run(tmp_path: Path) -> None:
+def test_a_second_attempt_resumes_the_run(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     for _ in range(2):
         ranks(2).run(train, folder, BOTH)
     first, second = offline_runs(folder)
     assert run_record(first).run_id == run_record(second).run_id
-    assert [event["attempt"] for event in read_lines(folder / "events.jsonl") if event["kind"] == "start"] == [1, 2]
+    assert [event["attempt"] for event in read_jsonl(folder / "events.jsonl") if event["kind"] == "start"] == [1, 2]
     assert [step for step, _ in curve(folder, "train/loss")] == [1, 2, 3, 4]
 
 
-def show_nonsense(world: World, folder: Path) -> list[str]:
+def log_invalid_images(world: World, folder: Path) -> list[str]:
     run = Run(folder, world, sinks=[])
     run.prepare(nn.Linear(4, 3))
-    told = []
-    for _ in run.open_steps(run.loader(DATA, 16), steps=1):
+    messages = []
+    for _ in run.steps(run.loader(DATA, 16), steps=1, finish=False):
         for name, image in (("a", torch.zeros(2, 2, 2)), ("", torch.zeros(2, 2))):
             try:
                 run.log_image(name, image)
             except UserError as error:
-                told.append(str(error))
+                messages.append(str(error))
         break
     run.close()
-    return told
+    return messages
 
 
-def test_a_mistake_is_one_on_every_rank(tmp_path: Path) -> None:
-    first, second = ranks(2).run(show_nonsense, tmp_path / "run")
+def test_an_invalid_image_is_the_same_error_on_every_rank(tmp_path: Path) -> None:
+    first, second = ranks(2).run(log_invalid_images, tmp_path / "run")
     assert first == second
     assert len(first) == 2
     assert not (tmp_path / "run" / "media").exists()
@@ -140,7 +140,7 @@ def test_images_without_a_folder_or_a_disk_do_not_stop_a_run(tmp_path: Path, cap
         run = Run(folder, World(), sinks=[])
         run.prepare(nn.Linear(4, 3))
         run.log_image("early", torch.zeros(2, 2))
-        for _ in run.open_steps(run.loader(DATA, 16), steps=1):
+        for _ in run.steps(run.loader(DATA, 16), steps=1, finish=False):
             if folder is not None:
                 (folder / "media").write_text("a file where the folder should be")
             run.log_image("a", torch.zeros(2, 2))

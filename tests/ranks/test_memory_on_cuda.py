@@ -17,7 +17,7 @@ os.environ |= {"NCCL_HOSTID": f"host{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_I
 import torch, lockstep
 from lockstep.train.activation_checkpointing import checkpoint_activations
 from tests.contracts import workloads
-from tests.contracts.test_activation_checkpointing import sharded_gradients, train_blocks
+from tests.contracts.checkpointed_blocks import sharded_gradients, train_blocks
 
 LOADER = {"global_batch": 32, "lanes": 8}
 

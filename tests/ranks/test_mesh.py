@@ -1,4 +1,4 @@
-"""Meshes at their edges: what they refuse before training, what goes wrong in it, and what ranks ask of each other."""
+"""Edge cases of meshes: what is refused before training, failures during training, and control flags."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,18 +10,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from lockstep.checkpoint.store import latest_checkpoint, load_weights
-from lockstep.data.loader import LaneLoader
-from lockstep.engine.requests import STOP
+from lockstep.checkpoint.checkpoint_store import latest_checkpoint, load_weights
+from lockstep.data.lane_loader import LaneLoader
+from lockstep.engine.loss_table import STOP
 from lockstep.errors import Stopped, UserError
-from lockstep.events.jsonl import read_lines
+from lockstep.events.jsonl import read_jsonl
 from lockstep.events.run_folder import RunFolder
 from lockstep.testing import ranks
-from lockstep.train.nonfinite import NonFiniteError
-from lockstep.train.options import StepOptions
+from lockstep.train.optim.nonfinite import NonFiniteError
 from lockstep.train.run import Run
+from lockstep.train.step_options import StepOptions
 from lockstep.train.trainer import Trainer
-from lockstep.world.boxes import is_spread
+from lockstep.world.dtensor import is_dtensor
 from lockstep.world.world import World
 
 PLAN = {"0": "column", "2": "row"}
@@ -41,7 +41,7 @@ def loss(model: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, int]:
 
 
 def train(world: World, **changes: Any) -> str:
-    """What it says against it, or the digest."""
+    """Train, and return the error message, or the digest."""
     made = {"model": small, "optimizer": torch.optim.AdamW, "data": data, "loader": {"lanes": 4}} | changes
     options = {name: value for name, value in changes.items() if name in StepOptions.names()}
     try:
@@ -51,7 +51,7 @@ def train(world: World, **changes: Any) -> str:
         source = made["data"]()
         batch = None if isinstance(source, DataLoader) else 8
         loader = source(world) if callable(source) else run.loader(source, batch, **made["loader"])
-        for step in run.open_steps(loader, steps=2):
+        for step in run.steps(loader, steps=2, finish=False):
             step.accumulate(loss, model)
             step.update(optimizer)
         return run.finish()
@@ -95,23 +95,26 @@ def of_all_ranks(world: World) -> LaneLoader:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "lockstep mode": ({"determinism": "lockstep"}, "parallel=fsdp adds up in an order of its own"),
+    "lockstep mode": ({"determinism": "lockstep"}, "parallel=fsdp adds up in an order that depends on the number"),
     "an axis": ({"parallel": {"date": 2}}, "parallel has no axis date; did you mean data?"),
     "the product": (
         {"parallel": {"data": 2, "shard": 2}},
         "parallel: data 2 × shard 2 × tensor 1 = 4 processes, but 2 were started",
     ),
-    "an optimizer": ({"optimizer": Own}, "parallel=fsdp runs an optimizer on parts of parameters, and Own is none"),
+    "an optimizer": (
+        {"optimizer": Own},
+        "parallel=fsdp runs an optimizer on parts of parameters, and Own is not known",
+    ),
     "a class": ({"fsdp": {"wrap": ["Block"]}}, "the model has no module of a class 'Block'; it has Linear, Sequential"),
     "a tied unit": (
         {"model": tied, "fsdp": {"wrap": ["Linear"]}},
-        "fsdp.wrap: 2 (Linear) shares weight with a module outside of it",
+        "fsdp.wrap: 2 (Linear) shares weight with a module outside",
     ),
     "an option": ({"fsdp": {"cpu_ofload": True}}, "fsdp has no option cpu_ofload; did you mean cpu_offload?"),
-    "a number": ({"model": WithNumber}, "number has no dimension, so a mesh cannot cut it"),
+    "a number": ({"model": WithNumber}, "number is a scalar, which a mesh cannot shard"),
     "types": (
         {"model": lambda: nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 4).bfloat16())},
-        "0.bias (float32) and 1.bias (bfloat16) would be gathered together, and are of different types",
+        "0.bias (float32) and 1.bias (bfloat16) would be gathered together, but have different dtypes",
     ),
     "a memory format": ({"model": channels_last}, "0.weight is not contiguous (channels_last?)"),
     "lanes per rank": (
@@ -123,7 +126,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "tail=short can leave lanes without samples",
     ),
     "a stream's end": ({"data": Streamed, "loader": {"lanes": 4, "tail": "short"}}, "tail=short can leave lanes"),
-    "compression": ({"compression": "bf16"}, "parallel=fsdp shares them in another way"),
+    "compression": ({"compression": "bf16"}, "parallel=fsdp shards them"),
     "uneven inputs": (
         {
             "data": lambda: DataLoader(data(), batch_size=4, sampler=list(range(40))),
@@ -135,7 +138,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a style": ({"tensor_plan": {"0": "colum"}}, "tensor_plan: 0: 'colum' is not one of column, column_gathered"),
     "a pattern": (
         {"tensor_plan": {"1.*": "column"}},
-        "tensor_plan: '1.*' matches no module of the model; near it are 1",
+        "tensor_plan: '1.*' matches no module of the model; similar names are 1",
     ),
     "a module": ({"tensor_plan": {"1": "row"}}, "tensor_plan: 1 is a Tanh, and row is for a Linear or Embedding"),
     "a norm": ({"tensor_plan": {"0": "sequence"}}, "tensor_plan: 0 is a Linear, and sequence is for a LayerNorm or"),
@@ -150,11 +153,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
             "tensor_plan": {"0": "row"},
             "model": lambda: nn.Sequential(nn.Linear(5, 4)),
         },
-        "0 has 5 in features, which 2 ranks cannot share equally",
+        "0 has 5 in features, which 2 ranks cannot split equally",
     ),
     "a loader": (
         {"parallel": HALVES, "tensor_plan": PLAN, "data": lambda: of_all_ranks},
-        "the loader was made for 2 processes, and 1 have samples of their own: make it by run.loader",
+        "the loader was made for 2 processes, but 1 have their own samples: make it with run.loader",
     ),
     "an order": (
         {
@@ -163,7 +166,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
             "data": lambda: DataLoader(data(), batch_size=4, sampler=list(range(40))),
             "loader": {},
         },
-        "2 processes each must see the same samples, and this DataLoader has an order of its own",
+        "each group of 2 processes must see the same samples, but this DataLoader orders its own",
     ),
 }
 
@@ -172,7 +175,7 @@ def refusals(world: World) -> dict[str, str]:
     return {name: train(world, **case) for name, (case, _) in REFUSED.items()}
 
 
-def test_what_cannot_be_is_refused_before_training() -> None:
+def test_impossible_meshes_are_refused_before_training() -> None:
     for told in ranks(2).run(refusals):
         assert [(name, told[name]) for name, (_, expected) in REFUSED.items() if expected not in told[name]] == []
 
@@ -182,7 +185,7 @@ def left_early(world: World) -> str:
     model = run.prepare(small())
     optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
     with pytest.raises(UserError) as caught:
-        for step in run.open_steps(run.loader(data(), 8, lanes=4), steps=2):
+        for step in run.steps(run.loader(data(), 8, lanes=4), steps=2, finish=False):
             for batch in step.lanes:
                 step.backward(*loss(model, batch))
                 break
@@ -192,12 +195,12 @@ def left_early(world: World) -> str:
 
 
 def shared_in(world: World) -> list[bool]:
-    """After which of this rank's lanes there are gradients that ranks have shared."""
+    """Return after which of this rank's lanes gradients have been reduced."""
     run = Run(None, world, parallel="fsdp", determinism="fast")
     model = run.prepare(small())
     optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
     shared = []
-    for step in run.open_steps(run.loader(data(), 8, lanes=4), steps=2):
+    for step in run.steps(run.loader(data(), 8, lanes=4), steps=2, finish=False):
         for batch in step.lanes:
             step.backward(*loss(model, batch))
             shared.append(all(parameter.grad is not None for parameter in model.parameters()))
@@ -206,7 +209,7 @@ def shared_in(world: World) -> list[bool]:
 
 
 def weights_at_first(world: World, **options: Any) -> set[float]:
-    """All that there is, of a model that every rank has made with a number of its own."""
+    """Return the whole state of a model that every rank has initialised differently."""
     run = Run(None, world, determinism="fast", **options)
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)).float()
     with torch.no_grad():
@@ -217,7 +220,7 @@ def weights_at_first(world: World, **options: Any) -> set[float]:
 
 
 class Sometimes(nn.Module):
-    """A layer that only some lanes use: in the first batch, rank 1's alone."""
+    """A layer that only some lanes use: in the first batch, only those of rank 1."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -236,7 +239,7 @@ def train_sometimes(world: World, **options: Any) -> list[float]:
     optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
     loader = run.loader(TensorDataset(inputs, torch.arange(16) % 4), 8, lanes=2, shuffle=False)
     losses = []
-    for step in run.open_steps(loader, steps=2):
+    for step in run.steps(loader, steps=2, finish=False):
         step.accumulate(loss, model)
         step.update(optimizer)
         losses.append(step.loss)
@@ -247,16 +250,16 @@ def at_the_edges(world: World) -> tuple[str, list[bool], list[float]]:
     return left_early(world), shared_in(world), train_sometimes(world, parallel="fsdp", find_unused_parameters=True)
 
 
-def test_lanes_that_were_left_or_shared_and_layers_that_were_not_used() -> None:
+def test_lanes_left_early_shared_parameters_and_unused_layers() -> None:
     alone = train_sometimes(World())
     for told, shared, losses in ranks(2).run(at_the_edges):
         assert shared == [False, True] * 2, "in a rank's last lane alone"
-        assert "the pass over the lanes before was left early" in told
+        assert "the previous pass over the lanes was left early" in told
         assert losses == pytest.approx(alone, rel=1e-5)  # single precision, a few sums
 
 
 @pytest.mark.parametrize("options", [{"parallel": "fsdp"}, {"parallel": HALVES, "tensor_plan": PLAN}])
-def test_all_begin_with_rank_0s_weights(options: dict[str, Any]) -> None:
+def test_all_ranks_start_with_the_weights_of_rank_0(options: dict[str, Any]) -> None:
     assert ranks(2).run(weights_at_first, **options) == [{0.0}, {0.0}]
 
 
@@ -273,7 +276,7 @@ def train_badly(world: World, spoil: str, **options: Any) -> tuple[list[tuple[An
     run = Run(None, world, sinks=[], determinism="fast", **options)
     model = run.prepare(small())
     optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9))
-    average = run.average(model)
+    average = run.ema(model)
     dataset = data()
     if spoil == "loss":
         dataset.tensors[0][13] = torch.nan
@@ -281,7 +284,7 @@ def train_badly(world: World, spoil: str, **options: Any) -> tuple[list[tuple[An
         dataset.tensors[1][13] = -1
     seen: list[tuple[Any, ...]] = []
     try:
-        for step in run.open_steps(run.loader(dataset, 8, lanes=4, shuffle=False), steps=3):
+        for step in run.steps(run.loader(dataset, 8, lanes=4, shuffle=False), steps=3, finish=False):
             before = {name: tensor.clone() for name, tensor in run.state().items()}
             step.accumulate(poisoned, model)
             step.update(optimizer)
@@ -305,7 +308,7 @@ def all_bad(world: World, **options: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize(("num_ranks", "parallel"), [(2, "fsdp"), (4, {"shard": 2, "tensor": 2})])
-def test_all_ranks_decide_alike_about_what_is_not_finite(num_ranks: int, parallel: Any) -> None:
+def test_all_ranks_agree_on_what_is_not_finite(num_ranks: int, parallel: Any) -> None:
     plan = {"tensor_plan": PLAN} if num_ranks == 4 else {}
     results = ranks(num_ranks).run(all_bad, parallel=parallel, **plan)
     assert all(result == results[0] for result in results)
@@ -324,23 +327,23 @@ def test_all_ranks_decide_alike_about_what_is_not_finite(num_ranks: int, paralle
 
 
 def stop_from(world: World, asking: list[int], folder: Path) -> int:
-    """These ranks ask to stop, in the middle of a step."""
+    """Let these ranks ask to stop in the middle of a step."""
     run = Run(folder, world, sinks=[], determinism="fast", parallel=HALVES, tensor_plan=PLAN)
     model = run.prepare(small())
     optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
     with pytest.raises(Stopped):
-        for step in run.open_steps(run.loader(data(), 8, lanes=1), steps=6):
+        for step in run.steps(run.loader(data(), 8, lanes=1), steps=6, finish=False):
             step.accumulate(loss, model)
             step.update(optimizer)
             if world.rank in asking and step.number == 2:
-                run._loop._requests.ask(STOP)
+                run._loop._flags.ask(STOP)
     run.close()
     return run.step
 
 
 @pytest.mark.parametrize("asking", [[1], [0, 1]])
-def test_what_ranks_of_a_tensor_group_ask_for_all_hear(asking: list[int], tmp_path: Path) -> None:
-    """Both at once must not add up to another request."""
+def test_control_flags_of_a_tensor_group_reach_all_ranks(asking: list[int], tmp_path: Path) -> None:
+    """Two requests at once must not add up to a third."""
     assert ranks(2).run(stop_from, asking, tmp_path) == [3, 3]
 
 
@@ -349,14 +352,14 @@ def train_streamed(world: World, **options: Any) -> list[float]:
     model = run.prepare(small())
     optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
     losses = []
-    for step in run.open_steps(run.loader(Streamed(), 8, lanes=4), epochs=1):
+    for step in run.steps(run.loader(Streamed(), 8, lanes=4), epochs=1, finish=False):
         step.accumulate(loss, model)
         step.update(optimizer)
         losses.append(step.loss)
     return losses
 
 
-def test_a_stream_is_read_alike_in_a_tensor_group() -> None:
+def test_ranks_of_a_tensor_group_read_the_same_stream() -> None:
     expected = train_streamed(World())
     assert len(expected) == 5
     options = {"parallel": {"data": 2, "tensor": 2, "shard": 1}, "tensor_plan": PLAN}
@@ -365,17 +368,17 @@ def test_a_stream_is_read_alike_in_a_tensor_group() -> None:
 
 
 def through_the_trainer(world: World, folder: Path) -> tuple[list[Any], bool]:
-    """With an optimizer made for the model as it was."""
+    """Train with an optimizer that was made before the model was sharded."""
     model = small()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     run = Run(folder, world, sinks=[], trace=True, determinism="fast", parallel="fsdp")
     trainer = Trainer(model, optimizer, loss, run=run)
     history = trainer.train(run.loader(data(), 8, lanes=4), DataLoader(data(23), batch_size=5), epochs=2)
     run.finish()
-    return history, all(is_spread(p) for group in optimizer.param_groups for p in group["params"])
+    return history, all(is_dtensor(p) for group in optimizer.param_groups for p in group["params"])
 
 
-def test_a_trainer_whose_optimizer_was_made_before(tmp_path: Path) -> None:
+def test_a_trainer_accepts_an_optimizer_made_before_sharding(tmp_path: Path) -> None:
     results = ranks(2).run(through_the_trainer, tmp_path)
     assert all(result == results[0] for result in results)
     history, is_repointed = results[0]
@@ -386,6 +389,6 @@ def test_a_trainer_whose_optimizer_was_made_before(tmp_path: Path) -> None:
     assert {name: tuple(weight.shape) for name, weight in load_weights(checkpoint).items()} == {
         name: tuple(weight.shape) for name, weight in small().state_dict().items()
     }
-    last = list(read_lines(RunFolder(tmp_path).trace))[-1]["phases"]
+    last = list(read_jsonl(RunFolder(tmp_path).trace))[-1]["phases"]
     assert "none" not in last["gradient"].values()
     assert not any("≠" in digest for phase in last.values() for digest in phase.values())

@@ -1,6 +1,6 @@
-"""Metrics over ranks: the same bits on any number of them, and those of the whole set taken at once.
+"""Metrics on real ranks: the same bits on any number of them, and equal to those of the whole data set at once.
 
-The "model" hands on columns of the data set, so that what is compared are the metrics and not a model's kernels.
+The "model" passes on columns of the data set, so that the metrics are compared and not a model's kernels.
 """
 
 import functools
@@ -23,13 +23,13 @@ from torchmetrics.wrappers import ClasswiseWrapper, MultioutputWrapper
 
 from lockstep import metrics as lm
 from lockstep.errors import LockstepError
-from lockstep.metrics.tally import Tally
+from lockstep.metrics.aggregator import MetricAggregator
 from lockstep.testing import ranks
 from lockstep.train.run import Run
 from lockstep.world.world import World
 
 NUM_SAMPLES, BATCH, NUM_CLASSES = 101, 8, 5  # 13 chunks; the last has five samples
-LATE_CLASS = 3  # does not come in the first chunk, nor is it predicted there
+LATE_CLASS = 3  # neither occurs nor is predicted in the first chunk
 RANKS = (2, 3)
 LARGE_BATCH = 60  # two chunks: with three ranks, one has none
 
@@ -41,7 +41,7 @@ def columns() -> dict[str, Tensor]:
         return torch.randn(*shape, generator=generator)
 
     target = normal(NUM_SAMPLES)
-    classes = torch.randint(0, NUM_CLASSES - 1, (NUM_SAMPLES,), generator=generator)  # the last one never comes
+    classes = torch.randint(0, NUM_CLASSES - 1, (NUM_SAMPLES,), generator=generator)  # the last class never occurs
     logits = normal(NUM_SAMPLES, NUM_CLASSES) + 2 * torch.nn.functional.one_hot(classes, NUM_CLASSES)
     logits[:, -1] = -10.0  # and is never predicted
     classes[:BATCH] %= LATE_CLASS
@@ -49,7 +49,7 @@ def columns() -> dict[str, Tensor]:
     cancels = torch.full((NUM_SAMPLES,), 0.1, dtype=torch.float64)
     cancels[:BATCH] = 0.0
     cancels[-BATCH:] = 0.0
-    cancels[0], cancels[-1] = 1e16, -1e16  # beside one of these, what is between them vanishes
+    cancels[0], cancels[-1] = 1e16, -1e16  # beside one of these, the values between them vanish
     return {
         "predicted": target + 0.3 * normal(NUM_SAMPLES),
         "target": target,
@@ -57,13 +57,13 @@ def columns() -> dict[str, Tensor]:
         "targets": normal(NUM_SAMPLES, 2),
         "far": target.double() + 1e8,  # a large offset
         "far_predicted": target.double() + 1e8 + 0.3 * normal(NUM_SAMPLES),
-        "wild": normal(NUM_SAMPLES).double() * 10 ** (3 * normal(NUM_SAMPLES)),  # of all sizes
+        "wild": normal(NUM_SAMPLES).double() * 10 ** (3 * normal(NUM_SAMPLES)),  # of all magnitudes
         "cancels": cancels,
         "classes": classes,
         "logits": logits,
         "scores": (normal(NUM_SAMPLES) * 4).round() / 4,  # many ties
         "labels": torch.randint(0, 2, (NUM_SAMPLES,), generator=generator),
-        "query": torch.arange(NUM_SAMPLES) // 7,  # goes on over the edges of chunks
+        "query": torch.arange(NUM_SAMPLES) // 7,  # queries that span several chunks
     }
 
 
@@ -112,7 +112,7 @@ class LargestNorm(Metric):
 
 
 class Kind:
-    """A metric by name: how a batch contributes, and what the whole set gives."""
+    """A metric: what a batch contributes, and the expected result of the whole data set."""
 
     def __init__(self, contribute: Callable[[Batch], Any], whole: Callable[[Batch], Any], rtol: float = 1e-12) -> None:
         self.contribute = contribute
@@ -121,15 +121,15 @@ class Kind:
 
 
 def sk(name: str) -> Callable[..., Any]:
-    """A function of scikit-learn, loaded when it is needed: the ranks need none."""
+    """A function of scikit-learn, imported on use because the ranks do not need it."""
     from sklearn import metrics
 
     function: Callable[..., Any] = getattr(metrics, name)
     return function
 
 
-def fed(metric: Metric | MetricCollection, *names: str, rtol: float = 1e-6) -> Kind:
-    """A torchmetrics metric; in fp32, as most of them are, it is as exact as its single states."""
+def from_torchmetrics(metric: Metric | MetricCollection, *names: str, rtol: float = 1e-6) -> Kind:
+    """A torchmetrics metric; most of them compute in fp32, hence the tolerance."""
 
     def whole(data: Batch) -> Any:
         alone = metric.clone()
@@ -137,7 +137,7 @@ def fed(metric: Metric | MetricCollection, *names: str, rtol: float = 1e-6) -> K
         result = alone.compute()
         return result if isinstance(result, dict) else result.tolist()
 
-    return Kind(lambda batch: lm.Feed(metric, *(batch[name] for name in names)), whole, rtol)
+    return Kind(lambda batch: lm.TorchMetric(metric, *(batch[name] for name in names)), whole, rtol)
 
 
 def by_class(kind: Any, sk_name: str) -> dict[str, Kind]:
@@ -197,30 +197,34 @@ OWN = {
     ),
 }
 
-FED = {
-    "fed auroc": fed(tm.BinaryAUROC(), "scores", "labels"),
-    "fed auroc in bins": fed(tm.BinaryAUROC(thresholds=7), "scores", "labels"),
-    "fed calibration": fed(tm.MulticlassCalibrationError(NUM_CLASSES), "logits", "classes"),
-    "fed f1": fed(tm.MulticlassF1Score(NUM_CLASSES), "logits", "classes"),
-    "fed confusion": fed(tm.MulticlassConfusionMatrix(NUM_CLASSES), "logits", "classes"),
-    "fed mse": fed(tr.MeanSquaredError(), "predicted", "wild"),
-    "fed r2": fed(tr.R2Score(), "predicted", "target", rtol=1e-5),
-    "fed pearson": fed(tr.PearsonCorrCoef(), "predicted", "target", rtol=1e-5),
-    "fed cosine": fed(tr.CosineSimilarity(reduction="mean"), "outputs", "targets"),
-    "fed mean": fed(MeanMetric(), "wild", rtol=1e-5),
-    "fed sum": fed(SumMetric().set_dtype(torch.float64), "wild", rtol=1e-12),  # in fp64, where every order shows
-    "fed signal to noise": fed(PeakSignalNoiseRatio(data_range=3.0), "predicted", "target"),
-    "fed retrieval": fed(RetrievalMRR(), "scores", "labels", "query"),
-    "fed wrapper": fed(ClasswiseWrapper(tm.MulticlassRecall(NUM_CLASSES, average=None)), "logits", "classes"),
-    "fed outputs": fed(MultioutputWrapper(tr.R2Score(), 2), "outputs", "targets", rtol=1e-5),
-    "fed difference": fed(tr.MeanSquaredError() - tr.MeanAbsoluteError(), "predicted", "target"),
-    "fed collection": fed(
+TORCHMETRICS = {
+    "fed auroc": from_torchmetrics(tm.BinaryAUROC(), "scores", "labels"),
+    "fed auroc in bins": from_torchmetrics(tm.BinaryAUROC(thresholds=7), "scores", "labels"),
+    "fed calibration": from_torchmetrics(tm.MulticlassCalibrationError(NUM_CLASSES), "logits", "classes"),
+    "fed f1": from_torchmetrics(tm.MulticlassF1Score(NUM_CLASSES), "logits", "classes"),
+    "fed confusion": from_torchmetrics(tm.MulticlassConfusionMatrix(NUM_CLASSES), "logits", "classes"),
+    "fed mse": from_torchmetrics(tr.MeanSquaredError(), "predicted", "wild"),
+    "fed r2": from_torchmetrics(tr.R2Score(), "predicted", "target", rtol=1e-5),
+    "fed pearson": from_torchmetrics(tr.PearsonCorrCoef(), "predicted", "target", rtol=1e-5),
+    "fed cosine": from_torchmetrics(tr.CosineSimilarity(reduction="mean"), "outputs", "targets"),
+    "fed mean": from_torchmetrics(MeanMetric(), "wild", rtol=1e-5),
+    "fed sum": from_torchmetrics(
+        SumMetric().set_dtype(torch.float64), "wild", rtol=1e-12
+    ),  # in fp64, where every order shows
+    "fed signal to noise": from_torchmetrics(PeakSignalNoiseRatio(data_range=3.0), "predicted", "target"),
+    "fed retrieval": from_torchmetrics(RetrievalMRR(), "scores", "labels", "query"),
+    "fed wrapper": from_torchmetrics(
+        ClasswiseWrapper(tm.MulticlassRecall(NUM_CLASSES, average=None)), "logits", "classes"
+    ),
+    "fed outputs": from_torchmetrics(MultioutputWrapper(tr.R2Score(), 2), "outputs", "targets", rtol=1e-5),
+    "fed difference": from_torchmetrics(tr.MeanSquaredError() - tr.MeanAbsoluteError(), "predicted", "target"),
+    "fed collection": from_torchmetrics(
         MetricCollection([tm.MulticlassF1Score(NUM_CLASSES), tm.MulticlassCalibrationError(NUM_CLASSES)], prefix="v_"),
         "logits",
         "classes",
     ),
     # Alike in the first chunk: a collection left to itself would take one for the other from then on.
-    "fed look-alikes": fed(
+    "fed look-alikes": from_torchmetrics(
         MetricCollection(
             {
                 "all": tm.MulticlassF1Score(NUM_CLASSES),
@@ -235,12 +239,12 @@ BATCH_MEAN, LARGEST_NORM = BatchMean(), LargestNorm()
 # What these give depends on the chunks, which belong to the evaluation; it does not depend on the ranks.
 BY_CHUNK = {
     "fed batch mean": Kind(
-        lambda b: lm.Feed(BATCH_MEAN, b["wild"]),
+        lambda b: lm.TorchMetric(BATCH_MEAN, b["wild"]),
         lambda d: torch.stack([chunk.mean() for chunk in d["wild"].split(BATCH)]).double().mean().item(),
         1e-6,
     ),
     "fed norm": Kind(
-        lambda b: lm.Feed(LARGEST_NORM, b["target"]),
+        lambda b: lm.TorchMetric(LARGEST_NORM, b["target"]),
         lambda d: {
             "norm": d["target"].square().sum().sqrt(),
             "seen": d["target"],
@@ -249,7 +253,7 @@ BY_CHUNK = {
         1e-6,
     ),
 }
-KINDS = OWN | FED | BY_CHUNK
+KINDS = OWN | TORCHMETRICS | BY_CHUNK
 
 
 def contributions(_model: nn.Module, batch: list[Tensor]) -> dict[str, Any]:
@@ -258,7 +262,7 @@ def contributions(_model: nn.Module, batch: list[Tensor]) -> dict[str, Any]:
 
 
 def evaluate(world: World, batch: int) -> str:
-    """All metrics, as text: that keeps every bit, tells 0.0 from -0.0, and makes nan equal to nan."""
+    """All metrics as text, which keeps every bit, distinguishes 0.0 from -0.0, and makes nan equal to nan."""
     model = nn.Identity()
     results = Run(None, world).evaluate(model, TensorDataset(*WHOLE.values()), contributions, batch=batch)
     return json.dumps(results)
@@ -307,20 +311,20 @@ def test_results_are_in_the_users_order() -> None:
 
 
 def uneven_counts(world: World) -> dict[str, float]:
-    tally = Tally(world.device)
+    aggregator = MetricAggregator(world.device)
     if world.rank > 0:  # rank 0 sees no sample at all
-        tally.add(world.rank, {"accuracy": (torch.tensor(float(world.rank)), 4), "loss": (1.0, world.rank)})
+        aggregator.add(world.rank, {"accuracy": (torch.tensor(float(world.rank)), 4), "loss": (1.0, world.rank)})
     if world.rank == 2:
-        tally.add(3, {"rare": lm.Total(7)})  # a name that the others never hear of
-    return tally.results()
+        aggregator.add(3, {"rare": lm.Total(7)})  # a metric that the other ranks do not have
+    return aggregator.results()
 
 
-def test_means_are_over_samples_and_known_everywhere() -> None:
+def test_means_are_over_samples_and_the_same_on_every_rank() -> None:
     for results in ranks(3).run(uneven_counts):
         assert results == {"accuracy": 3 / 8, "loss": 2 / 3, "rare": 7.0}
 
 
-def told(world: World, metrics: Callable[[nn.Module, list[Tensor]], dict[str, Any]]) -> str:
+def error_of(world: World, metrics: Callable[[nn.Module, list[Tensor]], dict[str, Any]]) -> str:
     try:
         Run(None, world).evaluate(nn.Identity(), TensorDataset(torch.arange(NUM_SAMPLES)), metrics, batch=LARGE_BATCH)
     except (LockstepError, ZeroDivisionError) as error:
@@ -349,8 +353,8 @@ def other_shape(_model: nn.Module, batch: list[Tensor]) -> dict[str, Any]:
         (other_shape, "UserError: metric 'r2': one batch gave numbers of shape (5, 2), another of shape (5, 4)"),
     ],
 )
-def test_what_is_refused_is_refused_on_every_rank(metrics: Any, message: str) -> None:
-    messages = ranks(3).run(told, metrics)
+def test_an_error_is_raised_on_every_rank(metrics: Any, message: str) -> None:
+    messages = ranks(3).run(error_of, metrics)
     assert len(set(messages)) == 1
     assert messages[0].startswith(message)
 
@@ -364,17 +368,17 @@ FAILS = Fails()
 
 
 def failing(_model: nn.Module, batch: list[Tensor]) -> dict[str, Any]:
-    return {"bad": lm.Feed(FAILS, batch[0]), "good": (1.0, 1)}
+    return {"bad": lm.TorchMetric(FAILS, batch[0]), "good": (1.0, 1)}
 
 
-def test_a_metric_that_fails_leaves_nobody_waiting() -> None:
-    messages = ranks(3).run(told, failing)  # rank 1 has the first chunk
+def test_a_metric_that_fails_leaves_no_rank_waiting() -> None:
+    messages = ranks(3).run(error_of, failing)  # rank 1 has the first chunk
     assert messages[1] == "ZeroDivisionError: planted"
     assert messages[0] == messages[2] == "LockstepError: metric 'bad' failed on rank 1: planted"
 
 
 def collectives(world: World) -> list[str]:
-    """What is sent after the first of the chunks: all of it at the end."""
+    """The collectives of one evaluation, in order."""
     calls: list[str] = []
     for name in ("all_gather", "gather", "all_reduce", "broadcast"):
         original = getattr(dist, name)
@@ -392,7 +396,7 @@ def collectives(world: World) -> list[str]:
     return calls
 
 
-def test_the_number_of_collectives_is_that_of_the_metrics() -> None:
-    """Twice a gathering for each, and once what is known and what came out: whatever the number of chunks."""
+def test_the_number_of_collectives_does_not_depend_on_the_chunks() -> None:
+    """Two for each metric, and two each to share what is known and what came out."""
     for calls in ranks(2).run(collectives):
         assert calls == ["all_gather"] * 2 + ["all_gather", "gather"] * len(KINDS) + ["all_gather"] * 2

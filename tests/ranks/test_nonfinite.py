@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from lockstep.events.jsonl import read_lines
+from lockstep.events.jsonl import read_jsonl
 from lockstep.testing import ranks
-from lockstep.train.nonfinite import NonFiniteError
+from lockstep.train.optim.lr_schedule import Schedule
+from lockstep.train.optim.nonfinite import NonFiniteError
 from lockstep.train.run import Run
-from lockstep.train.schedule import Schedule
 from lockstep.train.step import Step
 from lockstep.world.world import World
 
@@ -65,7 +65,7 @@ def train(
     run = Run(folder, world, sinks=[], **options)
     model = run.prepare(Model(batch_norm=kind != "overflow"))  # over two samples its gradients are large
     optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1), Schedule.linear(warmup=2))
-    average = run.average(model)
+    average = run.ema(model)
     seen = []
 
     def accumulate(step: Step) -> None:
@@ -76,7 +76,7 @@ def train(
             step.accumulate(loss, model)
 
     try:
-        for step in run.open_steps(run.loader(data(kind), 8, lanes=4, shuffle=False), steps=4):
+        for step in run.steps(run.loader(data(kind), 8, lanes=4, shuffle=False), steps=4, finish=False):
             before = run.state()
             before = {name: tensor.clone() for name, tensor in before.items()}
             accumulate(step)
@@ -102,7 +102,7 @@ def test_a_loss_that_is_not_finite_is_named_by_step_lane_and_rank(num_ranks: int
     rank = LANE * num_ranks // 4
     assert text.startswith(f"step {STEP}: the loss is not finite in lane {LANE} (rank {rank})")
     assert "the gradient of body.0.weight, body.0.bias" in text
-    incidents = [event for event in read_lines(tmp_path / "run" / "events.jsonl") if event["kind"] == "incident"]
+    incidents = [event for event in read_jsonl(tmp_path / "run" / "events.jsonl") if event["kind"] == "incident"]
     assert [event["step"] for event in incidents] == [STEP]
     assert "on_nonfinite=skip" in text
 
@@ -174,7 +174,7 @@ def train_on_the_culprit_alone(world: World, **options: Any) -> tuple[list[float
     scales = []
     try:
         loader = run.loader(TensorDataset(torch.full((4, 4), torch.nan)), 4, lanes=2)
-        for step in run.open_steps(loader, steps=1):
+        for step in run.steps(loader, steps=1, finish=False):
             step.accumulate(lambda model, batch: (model(*batch).sum(), 2), model)
             step.update(optimizer)
             scales.append(run.loss_scale)
@@ -211,7 +211,7 @@ def train_two_models(world: World, first_overflows: bool) -> list[tuple[Any, ...
     first_steps = run.optimizer(first, lambda params: torch.optim.SGD(params, lr=0.0))
     second_steps = run.optimizer(second, lambda params: torch.optim.SGD(params, lr=0.0))
     seen = []
-    for step in run.open_steps(run.loader(data("overflow"), 8, lanes=4, shuffle=False), steps=2):
+    for step in run.steps(run.loader(data("overflow"), 8, lanes=4, shuffle=False), steps=2, finish=False):
         step.accumulate(loss if first_overflows else calm_loss, first)
         step.accumulate(calm_loss, second)
         step.update(first_steps)
@@ -246,7 +246,7 @@ def draw_after_a_skipped_step(world: World) -> float:
     run = Run(None, world, sinks=[], on_nonfinite="skip")
     model = run.prepare(nn.Linear(4, 3))
     optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
-    steps = run.open_steps(run.loader(data("0"), 8, lanes=4), steps=1)
+    steps = run.steps(run.loader(data("0"), 8, lanes=4), steps=1, finish=False)
     step = next(steps)
     step.accumulate(lambda model, batch: (Spoils.apply(model(batch[0]).sum()), 2), model)
     step.update(optimizer)

@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 
 from lockstep.engine.tree_engine import TreeEngine
 from lockstep.errors import LockstepError, UserError
-from lockstep.events.jsonl import read_lines
+from lockstep.events.jsonl import read_jsonl
 from lockstep.testing import RanksFailed, ranks
 from lockstep.train.run import Run
 from lockstep.world.world import World
@@ -32,7 +32,7 @@ def part_ways(world: World) -> str:
     run = Run(None, world)
     model = run.prepare(nn.Linear(4, 3))
     optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
-    for step in run.open_steps(run.loader(DATA, 16), steps=2):
+    for step in run.steps(run.loader(DATA, 16), steps=2, finish=False):
         step.accumulate(loss, model)
         step.update(optimizer)
     with torch.no_grad():
@@ -75,15 +75,15 @@ def test_more_processes_than_lanes_are_refused() -> None:
 
 
 def what_is_left(world: World) -> list[str]:
-    groups = len(dist.distributed_c10d._world.pg_map)
+    groups, earlier = len(dist.distributed_c10d._world.pg_map), set(threading.enumerate())
     run = Run(None, world)
     model = run.prepare(nn.Linear(4, 3))
     optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
-    for step in run.open_steps(run.loader(DATA, 16), epochs=1):
+    for step in run.steps(run.loader(DATA, 16), epochs=1, finish=False):
         step.accumulate(loss, model)
         step.update(optimizer)
     run.close()
-    threads = [thread.name for thread in threading.enumerate() if "lockstep" in thread.name]
+    threads = [thread.name for thread in threading.enumerate() if thread not in earlier]
     hooks = [name for name, p in model.named_parameters() if p._post_accumulate_grad_hooks]
     return threads + hooks + ["groups"] * (len(dist.distributed_c10d._world.pg_map) - groups)
 
@@ -96,11 +96,11 @@ def bytes_per_step(world: World, num_lanes: int) -> tuple[int, int]:
     run = Run(None, world)
     model = run.prepare(nn.Sequential(nn.Linear(4, 256), nn.Linear(256, 3)))
     optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
-    for step in run.open_steps(run.loader(DATA, 16, lanes=num_lanes), steps=4):
+    for step in run.steps(run.loader(DATA, 16, lanes=num_lanes), steps=4, finish=False):
         step.accumulate(loss, model)
         step.update(optimizer)
-    assert isinstance(run._loop.engine, TreeEngine) and run._loop.engine.channel is not None
-    sent = run._loop.engine.channel.bytes_sent // 4
+    assert isinstance(run._loop.engine, TreeEngine) and run._loop.engine.comm is not None
+    sent = run._loop.engine.comm.bytes_sent // 4
     run.close()
     return sent, sum(parameter.nbytes for parameter in model.parameters())
 
@@ -132,7 +132,7 @@ def speak_of_different_terms(world: World, names: list[list[str]], determinism: 
     run = Run(None, world, determinism=determinism)
     model = run.prepare(nn.Linear(4, 3))
     optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
-    for step in run.open_steps(run.loader(DATA, 16), steps=1):
+    for step in run.steps(run.loader(DATA, 16), steps=1, finish=False):
         step.accumulate(lambda model, batch: {name: loss(model, batch) for name in names[world.rank]}, model)
         step.update(optimizer)
 
@@ -174,7 +174,7 @@ def train_on(objective: Any, world: World, num_samples: int, loader: dict[str, A
     optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9))
     losses = []
     data = TensorDataset(*(tensor[:num_samples] for tensor in DATA.tensors))
-    for step in run.open_steps(run.loader(data, 24, lanes=8, tail="short", **loader), epochs=2):
+    for step in run.steps(run.loader(data, 24, lanes=8, tail="short", **loader), epochs=2, finish=False):
         step.accumulate(objective, model)
         step.update(optimizer)
         losses.append(step.loss)
@@ -242,7 +242,7 @@ def leave_a_layer_out(world: World) -> list[float]:
         }
 
     loader = run.loader(DATA, 16, lanes=2, shuffle=False)  # lanes begin at samples 0 and 8, of classes 0 and 2
-    for step in run.open_steps(loader, steps=1):
+    for step in run.steps(loader, steps=1, finish=False):
         step.accumulate(some_without, model)
         step.update(optimizer)
     run.finish()
@@ -274,7 +274,7 @@ def train_checkpointed(world: World, use_reentrant: bool) -> list[float]:
     run = Run(None, world)
     model = run.prepare(CheckpointedTwice(use_reentrant))
     optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
-    for step in run.open_steps(run.loader(DATA, 16), steps=2):
+    for step in run.steps(run.loader(DATA, 16), steps=2, finish=False):
         step.accumulate(loss, model)
         step.update(optimizer)
     run.finish()
@@ -283,7 +283,7 @@ def train_checkpointed(world: World, use_reentrant: bool) -> list[float]:
 
 
 def test_a_gradient_that_comes_twice_is_told_with_the_remedy() -> None:
-    with pytest.raises(RanksFailed, match=r"got its gradient twice in one backward pass.*use_reentrant=False"):
+    with pytest.raises(RanksFailed, match=r"received its gradient twice in one backward pass.*use_reentrant=False"):
         ranks(2, timeout_s=30).run(train_checkpointed, True)
     (alone,) = ranks(1).run(train_checkpointed, False)
     assert ranks(2).run(train_checkpointed, False) == [alone] * 2, "the remedy is one"
@@ -293,7 +293,7 @@ def forget_the_update(world: World) -> list[float]:
     run = Run(None, world)
     model = run.prepare(nn.Linear(4, 3))
     optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
-    for step in run.open_steps(run.loader(DATA, 16), epochs=1):
+    for step in run.steps(run.loader(DATA, 16), epochs=1, finish=False):
         step.accumulate(loss, model)
         if step.batch.number != 1:
             step.update(optimizer)
@@ -353,7 +353,7 @@ def train_finish_and_train_on(world: World, folder: str) -> None:
 
 def test_a_finished_run_that_goes_on_is_a_new_attempt(tmp_path: Path) -> None:
     ranks(2).run(train_finish_and_train_on, str(tmp_path / "a"))
-    events = list(read_lines(tmp_path / "a" / "events.jsonl"))
+    events = list(read_jsonl(tmp_path / "a" / "events.jsonl"))
     assert [(event["attempt"], event["kind"], event["step"]) for event in events] == [
         (1, "start", 0),
         (1, "checkpoint", 2),
@@ -382,7 +382,7 @@ def go_on_after_a_backward_pass_that_failed(world: World) -> tuple[list[str], st
     optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
     inputs = torch.randn(32, 4, generator=torch.Generator().manual_seed(0))
     seen: list[str] = []
-    for step in run.open_steps(run.loader(torch.utils.data.TensorDataset(inputs), 8, lanes=4), steps=3):
+    for step in run.steps(run.loader(torch.utils.data.TensorDataset(inputs), 8, lanes=4), steps=3, finish=False):
         own_lanes = iter(step.batch.lanes)
 
         def loss(model: nn.Module, batch: list[Tensor]) -> tuple[Tensor, int]:
@@ -412,7 +412,7 @@ def update_after_the_loop(world: World) -> str:
     run = Run(None, world, sinks=[])
     model = run.prepare(nn.Linear(4, 3))
     optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
-    step = next(iter(run.open_steps(run.loader(DATA, 16), steps=1)))  # nobody holds the loop
+    step = next(iter(run.steps(run.loader(DATA, 16), steps=1, finish=False)))  # nobody holds the loop
     try:
         step.accumulate(lambda model, batch: (model(batch[0]).sum(), len(batch[0])), model)
         step.update(optimizer)
@@ -425,4 +425,4 @@ def update_after_the_loop(world: World) -> str:
 
 def test_a_step_whose_loop_was_left_says_so_and_does_not_wait_for_ever() -> None:
     for text in ranks(2).run(update_after_the_loop):
-        assert "the loop that this step belongs to was left" in text
+        assert "this step's training loop has ended" in text

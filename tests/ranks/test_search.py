@@ -10,48 +10,21 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from lockstep.errors import Stopped
-from lockstep.events.jsonl import read_lines
-from lockstep.search.archive import Archive
-from lockstep.search.evaluators import OneByOne, Together
-from lockstep.search.genome import ChoiceGene, FloatGene, Genome, IntegerGene
-from lockstep.search.network_settings import NetworkSettings
-from lockstep.search.pool import Interrupted, Pool
+from lockstep.events.jsonl import read_jsonl
+from lockstep.search.design_archive import DesignArchive
+from lockstep.search.evaluation_pool import EvaluationInterrupted, EvaluationPool
+from lockstep.search.evaluation_records import EvaluationRecords
+from lockstep.search.evaluators import ScalarEvaluator
 from lockstep.search.problem import Objective, Problem
-from lockstep.search.records import Records
-from lockstep.search.search import Search, SearchSettings
+from lockstep.search.search_loop import Search, SearchSettings
+from lockstep.search.surrogate_network import NetworkSettings
 from lockstep.testing import ranks
 from lockstep.train.run import Run
-from lockstep.world.objects import all_gather_object
+from lockstep.world.object_collectives import all_gather_object
 from lockstep.world.world import World
-
-GENOME = Genome(
-    [
-        *[FloatGene(f"x{number}", -5, 5, group=f"g{number // 3}") for number in range(6)],
-        IntegerGene("count", 1, 4, group="rest"),
-        ChoiceGene("kind", ("plain", "noisy", "broken"), group="rest"),
-    ]
-)
-
-
-def cost_of(design: dict[str, Any]) -> float:
-    """Some fail, some are noisy: the noise is the design's own."""
-    if design["kind"] == "broken" and design["x0"] > 0:
-        raise ZeroDivisionError("no such wing")
-    noise = torch.rand(()).item() if design["kind"] == "noisy" else 0.0
-    return sum(value**2 for name, value in design.items() if name.startswith("x")) + design["count"] + noise
-
-
-def costs_of(designs: Tensor) -> Tensor:
-    costs = torch.stack([designs[:, :6].square().sum(1), (designs[:, :6] - 1).square().sum(1)], 1)
-    return torch.where(designs[:, 7:8] == 2, torch.nan, costs) + 0.1 * torch.rand(len(designs), 1)
-
-
-ONE = Problem(GENOME, (Objective("cost"),), OneByOne(cost_of))
-NETWORK = NetworkSettings(steps=8, global_batch=32, lanes=4)
-SEVERAL = Problem(GENOME, (Objective("left"), Objective("right", "max")), Together(costs_of, batch=5))
+from tests.ranks.search_workloads import GENOME, NETWORK, ONE, cost_of, searched
 
 
 def evaluated(world: World, population_size: int, slow_rank: int | None) -> tuple[list[str], list[int], list[float]]:
@@ -63,10 +36,10 @@ def evaluated(world: World, population_size: int, slow_rank: int | None) -> tupl
         time.sleep(0.2 if world.rank == slow_rank else 0.002)
         return float(design["x0"])
 
-    problem = Problem(GENOME, (Objective("cost", "max"),), OneByOne(cost))
+    problem = Problem(GENOME, (Objective("cost", "max"),), ScalarEvaluator(cost))
     designs = GENOME.sample(population_size, torch.Generator().manual_seed(population_size))
-    archive = Archive(GENOME, 1)
-    pool = Pool(problem, world, 7, Records(None, world))
+    archive = DesignArchive(GENOME, 1)
+    pool = EvaluationPool(problem, world, 7, EvaluationRecords(None, world))
     scores = pool.evaluate(torch.cat([designs, designs]), 0, archive)  # each twice: evaluated once
     assert scores.num_evaluated == len(archive) == population_size
     assert torch.equal(scores.costs[:population_size], scores.costs[population_size:])
@@ -105,14 +78,14 @@ def stopped_while_another_is_slow(world: World) -> float:
         noted.append(time.monotonic())
         return all_gather_object(value)
 
-    problem = Problem(GENOME, (Objective("cost"),), OneByOne(cost))
-    pool = Pool(problem, world, 7, Records(None, world))
+    problem = Problem(GENOME, (Objective("cost"),), ScalarEvaluator(cost))
+    pool = EvaluationPool(problem, world, 7, EvaluationRecords(None, world))
     all_gather_object(None)  # both begin now
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr("lockstep.search.pool.all_gather_object", gather)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(EvaluationInterrupted):
+        patch.setattr("lockstep.search.evaluation_pool.all_gather_object", gather)
         designs = GENOME.sample(2000, torch.Generator().manual_seed(1))
         is_asked = world.is_main
-        pool.evaluate(designs, 0, Archive(GENOME, 1), lambda: is_asked and time.monotonic() > noted[0] + 0.1)
+        pool.evaluate(designs, 0, DesignArchive(GENOME, 1), lambda: is_asked and time.monotonic() > noted[0] + 0.1)
     return noted[-1] if is_asked else noted[0]
 
 
@@ -120,15 +93,6 @@ def test_who_is_to_stop_waits_for_a_slow_design_outside_of_any_collective() -> N
     """A collective has a time limit."""
     gathers, has_ended = ranks(2).run(stopped_while_another_is_slow)
     assert gathers >= has_ended
-
-
-def searched(
-    world: World, folder: str, problem: str, generations: int = 4, network: NetworkSettings = NETWORK
-) -> tuple[str, list[Any]]:
-    settings = SearchSettings(population_size=13, max_generations=generations, network=network)
-    search = Search(Run(folder, world, seed=5, sinks=[]), {"one": ONE, "several": SEVERAL}[problem], settings)
-    result = search.run_complete_pipeline()
-    return result.digest, [result.best, result.evaluations, result.failures, len(result.front)]
 
 
 @pytest.mark.parametrize("problem", ["one", "several"])
@@ -173,7 +137,7 @@ def stopped(world: World, folder: str, after: int) -> str:
 
     search = Search(
         Run(folder, world, seed=5, sinks=[]),
-        Problem(GENOME, ONE.objectives, OneByOne(cost)),
+        Problem(GENOME, ONE.objectives, ScalarEvaluator(cost)),
         SearchSettings(population_size=13, max_generations=4, network=NETWORK),
     )
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -190,9 +154,9 @@ def stopped(world: World, folder: str, after: int) -> str:
 def test_a_stop_inside_a_generation_loses_no_finished_evaluation(tmp_path: Path, num_ranks: int) -> None:
     left_alone = ranks(1).run(searched, str(tmp_path / "alone"), "one")[0]
     for told in ranks(num_ranks).run(stopped, str(tmp_path / "stopped"), 16 if num_ranks == 1 else 9):
-        assert "as asked" in told
+        assert "as requested" in told
     assert ranks(3 - num_ranks).run(searched, str(tmp_path / "stopped"), "one")[0] == left_alone
-    lines = [line for path in (tmp_path / "stopped" / "evaluations").iterdir() for line in read_lines(path)]
+    lines = [line for path in (tmp_path / "stopped" / "evaluations").iterdir() for line in read_jsonl(path)]
     assert set(Counter(line["key"] for line in lines).values()) == {1}
     assert {line["generation"] for line in lines} == {0, 1, 2, 3}
 

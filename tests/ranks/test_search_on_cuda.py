@@ -18,7 +18,7 @@ if backend == "nccl":
     # NCCL refuses two ranks on one GPU of one host: let each believe in a host of its own.
     os.environ |= {"NCCL_HOSTID": f"host{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
 import lockstep
-from tests.ranks.test_search import searched
+from tests.ranks.search_workloads import searched
 
 def main(world):
     assert world.device.type == "cuda"

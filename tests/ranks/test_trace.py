@@ -99,10 +99,10 @@ def train(
     run.stop_after = stop_after
     model = run.prepare(make_model())
     optimizer = run.optimizer(model, lambda params: make_optimizer(params, lr=0.1, momentum=0.9))
-    run.average(model)
+    run.ema(model)
     loader = run.loader(data or Samples(), 64, lanes=4, tail="short")
     try:
-        for step in run.open_steps(loader, steps=NUM_STEPS):
+        for step in run.steps(loader, steps=NUM_STEPS, finish=False):
             step.accumulate(loss, model)
             step.update(optimizer)
         return run.finish()

@@ -8,15 +8,16 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.checkpoint import saver
+from lockstep.checkpoint import async_saver
 from lockstep.checkpoint.manifest import StoredFile
-from lockstep.config.schema import BatchConfig, Config
+from lockstep.config.train_schema import BatchConfig, Config
 from lockstep.errors import UserError
 from lockstep.events.run_folder import RunFolder
-from lockstep.recipes.digits.recipe import Digits, DigitsConfig
+from lockstep.recipes.digits import DigitsConfig
+from lockstep.recipes.digits.recipe import Digits
 from lockstep.recipes.registry import load_recipe
 from lockstep.testing import RanksFailed, ranks
-from lockstep.train.job import global_batch, train_recipe
+from lockstep.train.train_job import global_batch, train_recipe
 from lockstep.train.trainer import Trainer
 from lockstep.world.world import World
 from tests.sinks import Kept
@@ -104,7 +105,7 @@ class Draws(Digits):
 
 def draw(world: World, folder: str, seed: int) -> tuple[float, float]:
     _, config = load_recipe("digits", ["quick=true", f"seed={seed}"])
-    recipe = Draws()
+    recipe = Draws(config)
     train_recipe(recipe, config, world, RunFolder(Path(folder)), [])
     return recipe.for_weights, recipe.for_loss[0]
 
@@ -120,18 +121,18 @@ def test_ranks_start_equal_then_draw_their_own_and_all_of_it_again_from_the_same
 
 
 def finish_after_a_slow_save(world: World, folder: str) -> bool:
-    write_tensors = saver.write_tensors
+    write_tensors = async_saver.write_tensors
 
     def slowly(*arguments: Any) -> StoredFile:
         time.sleep(0.3)
         return write_tensors(*arguments)
 
-    saver.write_tensors = slowly
+    async_saver.write_tensors = slowly
     try:
         recipe, config = load_recipe("digits", ["quick=true"])
         train_recipe(recipe, config, world, RunFolder(Path(folder)), [])
     finally:
-        saver.write_tensors = write_tensors
+        async_saver.write_tensors = write_tensors
     return (Path(folder) / "checkpoints" / "LATEST").exists()
 
 

@@ -1,68 +1,18 @@
-"""Fast mode, and parameters that a rank's loss does not depend on: named, or left alone; never a hang."""
+"""Parameters that a rank's loss does not use, in fast mode: named in an error, or not updated; never a hang."""
 
-import logging
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from lockstep.engine.digest import tensor_digests
 from lockstep.errors import UserError
 from lockstep.testing import RanksFailed, ranks
 from lockstep.train.run import Run
 from lockstep.world.world import World
-
-ROWS = 9  # two batches: of eight, and of one, for which there are four lanes: rank 0 has none of it
-
-
-class Branches(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.trunk = nn.Linear(4, 4)
-        self.left = nn.Linear(4, 1)
-        self.right = nn.Linear(4, 1)
-        self.spare = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
-
-    def forward(self, inputs: Tensor, branch: str) -> Tensor:
-        result: Tensor = getattr(self, branch)(self.trunk(inputs).tanh())
-        return result
-
-
-def loss(branch: str, model: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, int]:
-    return (model(batch[0], branch) - 1.0).square().sum(), len(batch[0])
-
-
-class Trained(NamedTuple):
-    digests: dict[str, str]
-    weights: list[list[float]]
-    said: list[str]
-
-
-def train(world: World, branches: Sequence[str], **options: Any) -> Trained:
-    """Each rank has a branch of its own."""
-    torch.set_num_threads(1)
-    said: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("lockstep").addHandler(handler)
-    run = Run(None, world, seed=2, **options)
-    model = run.prepare(Branches())
-    optimizer = run.optimizer(model, lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.5))
-    data = TensorDataset(torch.randn(ROWS, 4, generator=torch.Generator().manual_seed(1)))
-    try:
-        for step in run.open_steps(run.loader(data, 8, lanes=4, tail="short"), epochs=2):
-            step.accumulate(partial(loss, branches[world.rank]), model)
-            step.update(optimizer)
-    finally:
-        logging.getLogger("lockstep").removeHandler(handler)
-    digests = tensor_digests(run.state())
-    run.finish()
-    weights = [parameter.flatten().tolist() for parameter in model.parameters()]
-    return Trained(digests, weights, [line for line in said if "no rank used" in line])
+from tests.ranks.unused_workloads import Branches, loss, train
 
 
 def refused(world: World, branches: Sequence[str]) -> str:
@@ -81,7 +31,7 @@ def test_parameters_that_no_rank_uses_are_named_in_the_first_step() -> None:
 
 
 def use_a_branch_later(world: World) -> None:
-    """The first step is as it should be; then one rank leaves a branch out."""
+    """Use all branches in the first step; then one rank leaves a branch out."""
     model_of = Run(None, world, seed=2, determinism="fast")
     model = model_of.prepare(Branches())
     for parameter in model.spare.parameters():
@@ -93,12 +43,12 @@ def use_a_branch_later(world: World) -> None:
         return left if leaves_out else left + loss("right", model, batch)[0], count
 
     data = TensorDataset(torch.ones(32, 4))
-    for step in model_of.open_steps(model_of.loader(data, 8, lanes=4), steps=4):
+    for step in model_of.steps(model_of.loader(data, 8, lanes=4), steps=4, finish=False):
         step.accumulate(partial(both, world.rank == 1 and step.number == 2), model)
         step.update(optimizer)
 
 
-def test_one_rank_that_leaves_something_out_says_so_at_once() -> None:
+def test_a_rank_with_an_unused_parameter_fails_at_once() -> None:
     told = r"no gradient for right\.weight, right\.bias in the backward pass of rank 1's last lane"
     with pytest.raises(RanksFailed, match=told):
         ranks(2, timeout_s=30).run(use_a_branch_later)
@@ -121,4 +71,4 @@ def test_found_ones_are_left_alone_where_no_rank_uses_them(branches: list[str], 
         unused = "spare.0.weight, spare.0.bias, spare.1.weight, spare.1.bias, spare.2.weight and 1 more"
     assert [own.said for own in fast][1] == []
     (line,) = fast[0].said
-    assert line == f"no rank used {unused}: they stay as they are"
+    assert line == f"no rank used {unused}: they are not updated"

@@ -1,4 +1,4 @@
-"""Models that somebody has wrapped in DistributedDataParallel already."""
+"""Models that the user has already wrapped in DistributedDataParallel."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def train(world: World, wrap: bool, use_the_wrapper: bool = False) -> str:
     prepared = run.prepare(wrapped)
     optimizer = run.optimizer(prepared, torch.optim.SGD(wrapped.parameters(), lr=0.1))
     data = TensorDataset(torch.randn(48, 4, generator=torch.Generator().manual_seed(1)))
-    for step in run.open_steps(run.loader(data, 16, lanes=4), steps=3):
+    for step in run.steps(run.loader(data, 16, lanes=4), steps=3, finish=False):
         step.accumulate(loss, wrapped if use_the_wrapper else prepared)
         step.update(optimizer)
     return run.finish()
@@ -39,6 +39,6 @@ def test_the_wrapper_changes_no_bit() -> None:
     assert set(ranks(2).run(train, wrap=True)) == {train(World(), wrap=False)}
 
 
-def test_a_wrapper_that_is_used_all_the_same_is_refused() -> None:
+def test_calling_the_wrapper_itself_is_refused() -> None:
     for told in ranks(2).run(refused):
-        assert "would share gradients once more: use what run.prepare(model) returns" in told
+        assert "would reduce gradients a second time: use what run.prepare(model) returns" in told

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from lockstep.events.jsonl import read_lines
+from lockstep.events.jsonl import read_jsonl
 from lockstep.recipes.cricket.cricsheet import read_matches
 from lockstep.recipes.cricket.match import NUM_OUTCOMES
 from lockstep.recipes.cricket.synthetic import synthetic_contents
-from tests.commands import LOCKSTEP, run
+from tests.commands import LOCKSTEP, call, run
 from tests.shared_data import shared_data
 
 SMALL = (
@@ -29,7 +29,7 @@ def write_archive(path: Path, count: int, **spoiled: Any) -> None:
 
 
 def events_of(folder: Path) -> list[dict[str, Any]]:
-    return list(read_lines(folder / "events.jsonl"))
+    return list(read_jsonl(folder / "events.jsonl"))
 
 
 def test_it_learns_alike_on_one_and_two_processes_and_after_a_stop(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_spoiled_match_is_one_line_that_names_it_and_leaves_nothing(tmp_path: 
     _, content = next(synthetic_contents(1))
     del content["innings"][0]["overs"][4]["deliveries"][2]["runs"]
     write_archive(tmp_path / "mine.zip", 3, spoiled=json.dumps(content))
-    finished = run([*LOCKSTEP, "train", "cricket", "data.path=mine.zip", "--run", "here"], tmp_path)
+    finished = call(["train", "cricket", "data.path=mine.zip", "--run", "here"], tmp_path)
     assert finished.code == 2
     (line,) = finished.err.splitlines()
     assert line == (

@@ -7,17 +7,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from lockstep.checkpoint.store import best_checkpoint, latest_checkpoint, load_weights
-from lockstep.data.evaluation import EvaluationLoader
+from lockstep.checkpoint.checkpoint_store import best_checkpoint, latest_checkpoint, load_weights
+from lockstep.data.evaluation_loader import EvaluationLoader
 from lockstep.errors import UserError
-from lockstep.events.jsonl import read_lines
+from lockstep.events.jsonl import read_jsonl
 from lockstep.events.run_folder import RunFolder
 from lockstep.recipes.registry import load_recipe
-from lockstep.train.job import train_recipe
+from lockstep.train.recipe import made_for
 from lockstep.train.run import Run
+from lockstep.train.train_job import train_recipe
 from lockstep.train.trainer import Trainer
 from lockstep.world.world import World
-from tests.commands import LOCKSTEP, run
+from tests.commands import LOCKSTEP, call, run
 from tests.sinks import Kept
 from tests.unit.recipes.image_files import write_cifar, write_idx
 
@@ -26,7 +27,7 @@ def test_it_reaches_97_percent_on_two_processes(tmp_path: Path) -> None:
     finished = run([*LOCKSTEP, "train", "digits", "-n", "2", "seed=1"], tmp_path)
     assert finished.code == 0, finished.err
     folder = tmp_path / "runs" / "digits"
-    events = list(read_lines(folder / "events.jsonl"))
+    events = list(read_jsonl(folder / "events.jsonl"))
     assert events[0]["kind"] == "start"
     assert events[0]["effective_batch"] == 64
     assert events[0]["processes"] == 2
@@ -38,6 +39,7 @@ def test_it_reaches_97_percent_on_two_processes(tmp_path: Path) -> None:
 
     # The saved model, in a bare module on one device, is the model that was evaluated.
     recipe, config = load_recipe("digits", ["seed=1"])
+    recipe = made_for(config, recipe)
     checkpoint = latest_checkpoint(folder / "checkpoints")
     assert checkpoint is not None
     model = recipe.model(config)
@@ -48,7 +50,7 @@ def test_it_reaches_97_percent_on_two_processes(tmp_path: Path) -> None:
 
     facts = json.loads((folder / "run.json").read_text())
     assert facts["fingerprint"]["torch"] == torch.__version__
-    assert {"data_s", "compute_s", "peak_host_bytes"} <= next(read_lines(folder / "ranks" / "1.jsonl")).keys()
+    assert {"data_s", "compute_s", "peak_host_bytes"} <= next(read_jsonl(folder / "ranks" / "1.jsonl")).keys()
 
 
 def test_quick_json_and_quiet(tmp_path: Path) -> None:
@@ -58,15 +60,16 @@ def test_quick_json_and_quiet(tmp_path: Path) -> None:
     assert kinds == ["start", "step", "eval", "checkpoint", "end"]
     quiet = run([*LOCKSTEP, "train", "digits", "--quick", "--quiet"], tmp_path)
     assert (quiet.code, quiet.out) == (0, "")
-    attempts = {event["attempt"] for event in read_lines(tmp_path / "runs" / "digits-quick" / "events.jsonl")}
+    attempts = {event["attempt"] for event in read_jsonl(tmp_path / "runs" / "digits-quick" / "events.jsonl")}
     assert attempts == {1, 2}, "the same config comes back to its folder"
-    refused = run([*LOCKSTEP, "train", "digits", "--quick", "optim.lr=1"], tmp_path)
+    refused = call(["train", "digits", "--quick", "optim.lr=1"], tmp_path)
     assert refused.code == 2
     assert "optim.lr: 0.003 → 1.0" in refused.err
 
 
 def test_the_split_is_by_index_and_disjoint() -> None:
     recipe, config = load_recipe("digits")
+    recipe = made_for(config, recipe)
     splits = recipe.data(config)
     assert (len(splits.train), len(splits.test)) == (1437, 360)  # type: ignore[arg-type]
 
@@ -78,6 +81,7 @@ def test_the_users_own_images_in_a_standard_format(
     folder = write(tmp_path / "images", train=80)
     overrides = f"data.path={folder} data.show=10 model.width=4 batch.global=16 lanes=1 epochs=12 optim.lr=1e-2"
     recipe, config = load_recipe("digits", overrides.split())
+    recipe = made_for(config, recipe)
     told = Kept()
     torch.set_num_threads(1)
     outcome = train_recipe(recipe, config, World(), RunFolder(tmp_path / "run"), [told])
@@ -90,6 +94,7 @@ def test_the_users_own_images_in_a_standard_format(
 
 def test_images_that_are_too_small_are_told(tmp_path: Path) -> None:
     recipe, config = load_recipe("digits", [f"data.path={write_idx(tmp_path, side=3)}"])
+    recipe = made_for(config, recipe)
     with pytest.raises(UserError, match=r"data.path=.*: 3 × 3 pixels: expected 4 or more a side"):
         recipe.model(config)
 
@@ -114,11 +119,11 @@ early_stopping: {metric: accuracy, mode: max, patience: 2}
         finished = run([*LOCKSTEP, "train", "all.yaml", "-n", str(number), "--run", name], tmp_path)
         assert finished.code == 0, finished.err
         assert "learning rate 0.006 in bf16" in finished.out  # 0.003 times the root of 64 / 16
-        ends.append(list(read_lines(tmp_path / name / "events.jsonl"))[-1])
+        ends.append(list(read_jsonl(tmp_path / name / "events.jsonl"))[-1])
     assert ends[0]["digest"] == ends[1]["digest"]
     assert ends[0]["metrics"] == ends[1]["metrics"]
 
-    events = list(read_lines(tmp_path / "two" / "events.jsonl"))
+    events = list(read_jsonl(tmp_path / "two" / "events.jsonl"))
     rates = [event["lr"] for event in events if event["kind"] == "step"]
     assert rates[0] == pytest.approx(0.006)
     assert rates[-1] < 0.001
@@ -130,6 +135,7 @@ early_stopping: {metric: accuracy, mode: max, patience: 2}
 
     # What was evaluated, and called the best, are the averaged weights.
     recipe, config = load_recipe(str(tmp_path / "all.yaml"))
+    recipe = made_for(config, recipe)
     model = recipe.model(config)
     model.load_state_dict(load_weights(best))
     average = load_weights(best, "average")

@@ -147,5 +147,5 @@ def test_it_says_how_to_run_it(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_the_readme_knows_it(path: Path) -> None:
-    assert f"examples/{path.name}" in (ROOT / "README.md").read_text()
+def test_the_list_of_examples_has_it(path: Path) -> None:
+    assert f"[{path.name}]({path.name})" in (ROOT / "examples" / "README.md").read_text()

@@ -7,15 +7,14 @@ import pytest
 import torch
 
 from lockstep.errors import ConfigError, UserError
-from lockstep.events.jsonl import read_lines
+from lockstep.events.jsonl import read_jsonl
 from lockstep.recipes.gpt import text as text_module
-from lockstep.recipes.gpt.sampling import _shown, write
-from lockstep.recipes.gpt.text import cut, read_text
-from lockstep.recipes.gpt.transformer import Gpt
+from lockstep.recipes.gpt.text import read_corpus, split_text
+from lockstep.recipes.gpt.transformer import Gpt, _printable, sample_text
 from lockstep.recipes.registry import load_recipe
-from lockstep.train.optimizer import build_optimizer
-from lockstep.world.randomness import stream
-from tests.commands import LOCKSTEP, run
+from lockstep.train.optim.optimizer_factory import build_optimizer
+from lockstep.world.keyed_random import stream
+from tests.commands import LOCKSTEP, call, run
 
 SMALL = (
     "model.width=32 model.depth=1 model.heads=2 model.dropout=0.1 data.length=32 data.sample=200 batch.global=16 "
@@ -27,7 +26,7 @@ SENTENCE = "the same bits on any number of processes\n"
 def train(folder: Path, *arguments: str) -> list[dict[str, Any]]:
     finished = run([*LOCKSTEP, "train", "gpt", *arguments, "--run", "here"], folder)
     assert finished.code == 0, finished.err
-    return list(read_lines(folder / "here" / "events.jsonl"))
+    return list(read_jsonl(folder / "here" / "events.jsonl"))
 
 
 def sample_of(events: list[dict[str, Any]]) -> str:
@@ -80,7 +79,7 @@ def test_a_text_that_is_not_there_is_one_line_before_anything_is_written(tmp_pat
 
 def test_a_text_that_is_too_short_is_one_line_with_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("too short")
-    finished = run([*LOCKSTEP, "train", "gpt", "data.path=short.txt"], tmp_path)
+    finished = call(["train", "gpt", "data.path=short.txt"], tmp_path)
     assert finished.code == 2
     (line,) = finished.err.splitlines()
     assert "the text has 9 bytes, and windows of data.length=64 need 640" in line
@@ -89,32 +88,32 @@ def test_a_text_that_is_too_short_is_one_line_with_the_remedy(tmp_path: Path) ->
 
 def test_what_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"data.path=.*: not a file"):
-        read_text(str(tmp_path))
+        read_corpus(str(tmp_path))
     with pytest.raises(UserError, match=r"data.path=/dev/zero: not a file"):
-        read_text("/dev/zero")
+        read_corpus("/dev/zero")
     with pytest.raises(UserError, match=r"data.path=/proc/self/mem: cannot be read: Input/output error"):
-        read_text("/proc/self/mem")
+        read_corpus("/proc/self/mem")
     with pytest.raises(UserError, match=r"data.path=.*: cannot be read: File name too long"):
-        read_text("x" * 5000)
+        read_corpus("x" * 5000)
     (tmp_path / "long.txt").write_bytes(b"x" * 101)
-    monkeypatch.setattr(text_module, "_MOST_BYTES", 100)
+    monkeypatch.setattr(text_module, "_MAX_BYTES", 100)
     with pytest.raises(UserError, match="longer than 100 bytes: train on a part of it"):
-        read_text(str(tmp_path / "long.txt"))
+        read_corpus(str(tmp_path / "long.txt"))
     (tmp_path / "empty.txt").touch()
     with pytest.raises(UserError, match="the text has 0 bytes"):
-        cut(read_text(str(tmp_path / "empty.txt")), 8)
+        split_text(read_corpus(str(tmp_path / "empty.txt")), 8)
 
 
 def test_a_file_is_its_bytes_and_pythons_text_is_long_enough_for_long_windows(tmp_path: Path) -> None:
     (tmp_path / "bytes").write_bytes(bytes(range(256)))
-    assert read_text(str(tmp_path / "bytes")).tolist() == list(range(256))
-    assert len(read_text(None)) > 300_000
-    assert len(cut(read_text(None), 1024).test) > 20  # type: ignore[arg-type]
+    assert read_corpus(str(tmp_path / "bytes")).tolist() == list(range(256))
+    assert len(read_corpus(None)) > 300_000
+    assert len(split_text(read_corpus(None), 1024).test) > 20  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("num_bytes", "length"), [(1000, 16), (170, 16), (1013, 7), (30, 1)])
 def test_training_starts_at_every_byte_and_the_test_predicts_each_of_its_own_once(num_bytes: int, length: int) -> None:
-    train_set, test_set, _ = cut(torch.arange(num_bytes), length)  # every byte is known by its place
+    train_set, test_set, _ = split_text(torch.arange(num_bytes), length)  # every byte is known by its place
     trained = torch.stack([window for (window,) in train_set])  # type: ignore[attr-defined]
     tested = torch.stack([window for (window,) in test_set])  # type: ignore[attr-defined]
     border = int(tested.min())
@@ -127,9 +126,9 @@ def test_training_starts_at_every_byte_and_the_test_predicts_each_of_its_own_onc
 def test_the_shortest_text_that_is_enough(num_bytes: int) -> None:
     if num_bytes < 160:
         with pytest.raises(UserError, match="need 160"):
-            cut(torch.arange(num_bytes), 16)
+            split_text(torch.arange(num_bytes), 16)
     else:
-        splits = cut(torch.arange(num_bytes), 16)
+        splits = split_text(torch.arange(num_bytes), 16)
         assert len(splits.train) > 0 and len(splits.test) > 0  # type: ignore[arg-type]
 
 
@@ -173,7 +172,7 @@ def test_norms_and_biases_do_not_decay() -> None:
 def test_loss_and_metrics_are_sums_over_bytes() -> None:
     recipe, config = load_recipe("gpt")
     model = recipe.model(config).eval()
-    windows = read_text(None)[: 3 * 65].view(3, 65)
+    windows = read_corpus(None)[: 3 * 65].view(3, 65)
     parts = [recipe.loss(model, [window[None]]) for window in windows]
     total, count = recipe.loss(model, [windows])
     assert count == sum(part_count for _, part_count in parts) == 3 * 64
@@ -195,16 +194,16 @@ def test_writing_is_keyed_goes_past_the_window_and_leaves_the_model_as_it_was() 
     model = small_model(dropout=0.5)
     model.train()
     drawn = torch.get_rng_state()
-    first, second = (write(model, 40, 1.0, stream(3, "sample")) for _ in range(2))
-    assert first == second != write(model, 40, 1.0, stream(4, "sample"))
+    first, second = (sample_text(model, 40, 1.0, stream(3, "sample")) for _ in range(2))
+    assert first == second != sample_text(model, 40, 1.0, stream(4, "sample"))
     assert model.training
     assert torch.equal(drawn, torch.get_rng_state())
 
 
 def test_a_low_temperature_keeps_to_the_likely() -> None:
-    texts = {write(small_model(), 20, 1e-4, stream(seed, "sample")) for seed in range(3)}
+    texts = {sample_text(small_model(), 20, 1e-4, stream(seed, "sample")) for seed in range(3)}
     assert len(texts) == 1
 
 
 def test_what_a_terminal_would_obey_is_not_written() -> None:
-    assert _shown(b"plain\n\ttext \xc3\xa9 \x1b[2J\x00\xff\r") == "plain\n\ttext é �[2J���"
+    assert _printable(b"plain\n\ttext \xc3\xa9 \x1b[2J\x00\xff\r") == "plain\n\ttext é �[2J���"

@@ -63,7 +63,7 @@ def test_it_trains_here_and_on_two_processes_and_says_what_it_cannot_do(tmp_path
     assert len(stopped["traceback"]) == 1, "one line, and the kernel lives on"
     assert nothing == []
     assert refused["traceback"] == [f"lockstep: {refused['evalue']}"]
-    assert "put main into a file and start that" in refused["evalue"]
+    assert "put main into a file and run" in refused["evalue"]
 
 
 def test_it_is_kept_without_outputs() -> None:

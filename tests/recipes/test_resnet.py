@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from lockstep.events.jsonl import read_lines
+from lockstep.events.jsonl import read_jsonl
 from lockstep.events.run_folder import RunFolder
 from lockstep.recipes.registry import load_recipe
-from lockstep.train.job import train_recipe
+from lockstep.train.train_job import train_recipe
 from lockstep.world.world import World
 from tests.commands import LOCKSTEP, run
 from tests.shared_data import shared_data
@@ -22,7 +22,7 @@ SMALL = "steps=66 lanes=2 optim.lr=0.2 schedule.warmup=5 data.show=6 label_smoot
 def train(folder: Path, name: str, *arguments: str, code: int = 0) -> list[dict[str, Any]]:
     finished = run([*LOCKSTEP, "train", "resnet", *SMALL.split(), *arguments, "--run", name], folder)
     assert finished.code == code, finished.err
-    return list(read_lines(folder / name / "events.jsonl"))
+    return list(read_jsonl(folder / name / "events.jsonl"))
 
 
 def test_it_learns_on_two_processes_and_alike_where_a_stop_leaves_the_rest_to_one(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_damaged_images_are_one_line_before_anything_is_written(tmp_path: Path) 
     (line,) = finished.err.splitlines()
     assert line == (
         "lockstep: images/data_batch_2.bin: record 19 (from 0) has 2,973 bytes instead of 3,073: "
-        "the file is cut short or in another format"
+        "the file is truncated or in another format"
     )
     assert [path.name for path in tmp_path.iterdir()] == ["images"]
 
@@ -77,7 +77,7 @@ def test_it_learns_real_photographs(tmp_path: Path) -> None:
     command = [*LOCKSTEP, "train", str(cifar10), f"data.path={photographs}", *small.split(), "-n", "2", "--run", "here"]
     finished = run(command, tmp_path, timeout_s=170)
     assert finished.code == 0, finished.err
-    events = list(read_lines(tmp_path / "here" / "events.jsonl"))
+    events = list(read_jsonl(tmp_path / "here" / "events.jsonl"))
     assert events[-1]["metrics"]["accuracy"] > 0.2, "of ten classes"
     (words,) = [event["texts"]["guesses"] for event in events if "texts" in event]
     assert len(words.splitlines()) == 3

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import ConfigError, UserError
-from lockstep.events.jsonl import read_lines
-from lockstep.recipes.pipeline import SearchPipeline
+from lockstep.events.jsonl import read_jsonl
+from lockstep.recipes.search_pipeline import SearchPipeline
 from tests.commands import run
 
 CONFIG = """
@@ -19,7 +19,7 @@ wing: {panels: 16, pictures: no}
 """
 
 SCRIPT = """
-from lockstep import SearchPipeline, main_distributed
+from lockstep.search import SearchPipeline, main_distributed
 
 if __name__ == "__main__":
     main_distributed("wing.yaml", world_size=2)
@@ -37,7 +37,7 @@ def test_on_processes_of_its_own_and_alone(tmp_path: Path) -> None:
     finished = run([sys.executable, "script.py"], tmp_path)
     assert finished.code == 0, finished.err
     assert finished.out.splitlines()[-1] == "2 12"
-    (start, *_) = read_lines(tmp_path / "runs" / "wing" / "events.jsonl")
+    (start, *_) = read_jsonl(tmp_path / "runs" / "wing" / "events.jsonl")
     assert start["processes"] == 2
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from lockstep.errors import EXIT_STOPPED
-from lockstep.events.jsonl import read_lines
-from tests.commands import LOCKSTEP, Finished, run
+from lockstep.events.jsonl import read_jsonl
+from tests.commands import LOCKSTEP, Finished, call, run
 from tests.shared_data import shared_data
 
 SMALL = "model.width=8 model.latent=6 model.beta_warmup=60 steps=90 evaluate_every=45 optim.lr=5e-3 data.drawn=400"
@@ -22,7 +22,7 @@ def train(folder: Path, *arguments: str, code: int = 0) -> Finished:
 
 
 def events_in(folder: Path) -> list[dict[str, Any]]:
-    return list(read_lines(folder / "here" / "events.jsonl"))
+    return list(read_jsonl(folder / "here" / "events.jsonl"))
 
 
 def pictures_in(folder: Path, step: int) -> dict[str, bytes]:
@@ -62,7 +62,7 @@ def test_it_learns_and_draws_on_one_process_and_alike_where_a_stop_leaves_the_re
 
 
 def test_images_that_are_not_there_are_one_line_before_anything_is_written(tmp_path: Path) -> None:
-    finished = run([*LOCKSTEP, "train", "vae", "data.path=nowhere"], tmp_path)
+    finished = call(["train", "vae", "data.path=nowhere"], tmp_path)
     assert finished.code == 2
     assert re.fullmatch("lockstep: data.path=nowhere: .*\n", finished.err)
     assert not any(tmp_path.iterdir())

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lockstep.events.jsonl import read_lines
+from lockstep.events.jsonl import read_jsonl
 from tests.commands import LOCKSTEP, run
 
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -13,7 +13,7 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 def search(folder: Path, *arguments: str) -> list[dict[str, Any]]:
     finished = run([*LOCKSTEP, "train", *arguments], folder)
     assert finished.code == 0, finished.err
-    return list(read_lines(folder / "runs" / arguments[0].removesuffix(".json") / "events.jsonl"))
+    return list(read_jsonl(folder / "runs" / arguments[0].removesuffix(".json") / "events.jsonl"))
 
 
 def test_one_process_and_two_find_the_same_wing_and_draw_it(tmp_path: Path) -> None:

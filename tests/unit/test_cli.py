@@ -8,9 +8,9 @@ import pytest
 
 from lockstep import cli
 from lockstep.config.environment import variable
-from lockstep.recipes import pipeline
+from lockstep.recipes import search_pipeline
 from lockstep.recipes.registry import load_recipe
-from lockstep.world import setup
+from lockstep.world import process_group
 
 
 def train(overrides: list[str]) -> None:
@@ -19,7 +19,7 @@ def train(overrides: list[str]) -> None:
 
 
 def search(overrides: list[str]) -> None:
-    pipeline.SearchPipeline("wing", -1, 1, overrides=overrides)
+    search_pipeline.SearchPipeline("wing", -1, 1, overrides=overrides)
 
 
 @pytest.mark.parametrize("begin", [train, search])
@@ -34,7 +34,7 @@ def test_nccl_hears_the_configs_debug_level_before_the_processes_meet(
         raise Met(variable("NCCL_DEBUG"))
 
     monkeypatch.setenv("NCCL_DEBUG", "VERSION")
-    for module in (setup, pipeline):
+    for module in (process_group, search_pipeline):
         monkeypatch.setattr(module, "setup_distributed", meet)
     with pytest.raises(Met, match=heard):
         begin(overrides)

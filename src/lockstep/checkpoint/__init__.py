@@ -1,1 +1,1 @@
-"""Checkpoints: safetensors and a manifest with hashes, committed by a rename."""
+"""Checkpoints: safetensors files and a manifest with hashes, committed by a rename."""

@@ -1,9 +1,9 @@
-"""The manifest: everything in a checkpoint that is not a tensor, and what each file of tensors must look like.
+"""The manifest of a checkpoint: its non-tensor values, and the size and hash of every tensor file.
 
 {"format", "run_id", "commit", "step", "is_best", "files", "forms", "shards", "facts", "sha256"}
 
-The last entry is the hash of all bytes before it. Nothing in here is trusted before it was checked: names are plain
-names of files, sizes are bounded, and no value names code.
+The last entry is the hash of all bytes before it. Nothing in a manifest is trusted before it is checked: file names are
+plain names, sizes are bounded, and no value can name code to run.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lockstep.checkpoint import disk
+from lockstep.checkpoint import durable_files
 from lockstep.errors import LockstepError
 
 FORMAT_VERSION = 2
@@ -31,41 +31,49 @@ _HEX = re.compile(r"[0-9a-f]{16,64}")
 
 
 class CheckpointError(LockstepError):
-    """A checkpoint is missing, damaged or of another format; or it could not be written."""
+    """A checkpoint is missing, damaged or of another format, or could not be written."""
 
 
 class StoredFile(NamedTuple):
+    """What a tensor file must look like when it is read back."""
+
     size: int  # bytes
-    sha256: str  # of its pieces' hashes
+    sha256: str  # of the hashes of its chunks, see `content_hash`
 
 
-class Piece(NamedTuple):
-    """A box of a tensor that several ranks hold parts of: the one in `file` begins at `offsets`."""
+class ShardPiece(NamedTuple):
+    """One rank's shard of a tensor: it is in `file`, and begins at `offsets` in the whole tensor."""
 
     file: str
     offsets: tuple[int, ...]
 
 
 class ShardedTensor(NamedTuple):
+    """A tensor that was saved in pieces, one by each rank."""
+
     shape: tuple[int, ...]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ShardPiece, ...]
 
     def as_json(self) -> dict[str, Any]:
+        """Return it as the manifest stores it."""
         return {"shape": self.shape, "pieces": [piece._asdict() for piece in self.pieces]}
 
 
 @dataclass(frozen=True)
 class Manifest:
+    """Everything in a checkpoint except its tensors."""
+
     step: int
     run_id: str
-    commit: str  # this save's own name: two saves at the same step differ in it
-    is_best: bool  # of all until then, by the run's metric
+    commit: str  # a random name: two saves of the same step differ in it
+    is_best: bool  # by the run's metric, among all checkpoints until then
     files: Mapping[str, StoredFile]
-    forms: Mapping[str, Any]  # each part's value with its tensors taken out, into PART.safetensors
-    shards: Mapping[str, Mapping[str, ShardedTensor]] = field(default_factory=dict)  # by part, then tensor
-    facts: Mapping[str, Any] = field(default_factory=dict)  # what else is known: position, fingerprint, metrics …
+    forms: Mapping[str, Any]  # each part's value without its tensors, which are in PART.safetensors
+    shards: Mapping[str, Mapping[str, ShardedTensor]] = field(default_factory=dict)  # by part, then tensor name
+    facts: Mapping[str, Any] = field(default_factory=dict)  # metadata: position, fingerprint, metrics …
 
     def text(self) -> bytes:
+        """Return the manifest as the bytes of `manifest.json`."""
         content = {
             "format": FORMAT_VERSION,
             "run_id": self.run_id,
@@ -83,39 +91,44 @@ class Manifest:
         body = json.dumps(content, indent=1, allow_nan=False).encode().removesuffix(b"\n}")
         text = body + _SEAL + hashlib.sha256(body).hexdigest().encode() + _END
         if len(text) > _MAX_BYTES:
-            raise CheckpointError(f"what is to be saved beside the tensors is {len(text):,} bytes, over {_MAX_BYTES:,}")
+            raise CheckpointError(
+                f"the manifest would have {len(text):,} bytes, over {_MAX_BYTES:,}: save large values as tensors"
+            )
         return text
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
-    """Read and check one; whatever is wrong with it is a CheckpointError that says so in a line."""
+    """Read and check a checkpoint's manifest. Whatever is wrong with it raises a one-line CheckpointError."""
     try:
-        data = disk.read_start(checkpoint / MANIFEST, _MAX_BYTES + 1)
+        data = durable_files.read_start(checkpoint / MANIFEST, _MAX_BYTES + 1)
     except OSError as error:
         raise CheckpointError(f"{checkpoint}: {MANIFEST} cannot be read: {error.strerror or error}") from None
     try:
         return _parse(data)
-    except _Bad as error:
+    except _InvalidManifest as error:
         raise CheckpointError(f"{checkpoint}: {MANIFEST} {error}") from None
 
 
 def check_part_name(name: str) -> None:
+    """Raise a CheckpointError unless `name` can be the name of a part, and so of a file."""
     if not _PART_NAME.fullmatch(name):
-        raise CheckpointError(f"{name[:80]!r} cannot name a part of a checkpoint: letters, digits, _ . - (64 at most)")
+        raise CheckpointError(
+            f"{name[:80]!r} cannot name a part of a checkpoint: use at most 64 letters, digits, and _ . -"
+        )
 
 
-def one_line(error: object) -> str:
-    """What somebody else's error says, or a name from a file, as part of a line of ours."""
+def printable_line(error: object) -> str:
+    """Make a library's error, or a name from a file, safe to print as part of one line: no control characters."""
     return "".join(char if char.isprintable() else " " for char in str(error)[:200])
 
 
-class _Bad(Exception):
-    """What is wrong with a manifest."""
+class _InvalidManifest(Exception):
+    """A manifest was refused; the message says why, as the end of a sentence about the manifest."""
 
 
 def _require(condition: object, problem: str) -> None:
     if not condition:
-        raise _Bad(problem)
+        raise _InvalidManifest(problem)
 
 
 def _parse(data: bytes) -> Manifest:
@@ -123,13 +136,13 @@ def _parse(data: bytes) -> Manifest:
     try:
         content = json.loads(data, object_pairs_hook=_object)
     except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
-        raise _Bad("is damaged: it is not JSON") from None
+        raise _InvalidManifest("is damaged: it is not JSON") from None
     _require(isinstance(content, dict), "is damaged: it is not a JSON object")
     version = content.get("format")
-    _require(version == FORMAT_VERSION, f"has format {_shown(version)}; this lockstep reads {FORMAT_VERSION}")
+    _require(version == FORMAT_VERSION, f"has format {_describe(version)}; this lockstep reads {FORMAT_VERSION}")
     body, seal, rest = data.rpartition(_SEAL)
-    intact = seal and rest == hashlib.sha256(body).hexdigest().encode() + _END
-    _require(intact, "is damaged: it does not match its own hash")
+    is_intact = seal and rest == hashlib.sha256(body).hexdigest().encode() + _END
+    _require(is_intact, "is damaged: it does not match its own hash")
     for name, kind in (("run_id", str), ("commit", str), ("step", int), ("is_best", bool)):
         _require(type(content.get(name)) is kind, f"has no {name}")
     for name in ("files", "forms", "shards", "facts"):
@@ -143,25 +156,25 @@ def _parse(data: bytes) -> Manifest:
     for part in (*content["forms"], *content["shards"]):
         _require(_PART_NAME.fullmatch(part), f"has a part called {part[:80]!r}")
     return Manifest(
-        content["step"],
-        content["run_id"],
-        content["commit"],
-        content["is_best"],
-        {name: _stored_file(name, file) for name, file in files.items()},
-        content["forms"],
-        {part: _sharded(part, shards, files) for part, shards in content["shards"].items()},
-        content["facts"],
+        step=content["step"],
+        run_id=content["run_id"],
+        commit=content["commit"],
+        is_best=content["is_best"],
+        files={name: _stored_file(name, file) for name, file in files.items()},
+        forms=content["forms"],
+        shards={part: _sharded_tensors(part, shards, files) for part, shards in content["shards"].items()},
+        facts=content["facts"],
     )
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A name that comes twice would be one thing to us and another to the next program."""
+    """Refuse repeated names in a JSON object: programs differ in which of the values they take."""
     content = dict(pairs)
     _require(len(content) == len(pairs), "has the same name twice in an object")
     return content
 
 
-def _shown(value: Any) -> str:
+def _describe(value: Any) -> str:
     return repr(value)[:40] if isinstance(value, int | float | str | None) else f"a {type(value).__name__}"
 
 
@@ -169,14 +182,14 @@ def _stored_file(name: str, file: Any) -> StoredFile:
     _require(_FILE_NAME.fullmatch(name), f"lists the file {name[:80]!r}: expected a plain name.safetensors")
     _require(isinstance(file, dict), f"says nothing about {name}")
     size, sha256 = file.get("size"), file.get("sha256")
-    _require(type(size) is int and 0 <= size <= _MAX_FILE_BYTES, f"gives {name} the size {_shown(size)}")
+    _require(type(size) is int and 0 <= size <= _MAX_FILE_BYTES, f"gives {name} the size {_describe(size)}")
     _require(isinstance(sha256, str) and _HEX.fullmatch(sha256), f"gives {name} no hash")
     return StoredFile(size, sha256)
 
 
-def _sharded(part: str, shards: Any, files: Mapping[str, Any]) -> dict[str, ShardedTensor]:
+def _sharded_tensors(part: str, shards: Any, files: Mapping[str, Any]) -> dict[str, ShardedTensor]:
     _require(isinstance(shards, dict), f"says nothing about the shards of {part}")
-    return {name: _sharded_tensor(f"{part}/{one_line(name)}", shard, files) for name, shard in shards.items()}
+    return {name: _sharded_tensor(f"{part}/{printable_line(name)}", shard, files) for name, shard in shards.items()}
 
 
 def _sharded_tensor(name: str, shard: Any, files: Mapping[str, Any]) -> ShardedTensor:
@@ -187,9 +200,9 @@ def _sharded_tensor(name: str, shard: Any, files: Mapping[str, Any]) -> ShardedT
         file = piece.get("file") if isinstance(piece, dict) else None
         _require(isinstance(file, str) and file in files, f"has a piece of {name} in no known file")
         offsets = _sizes(name, piece.get("offsets"))
-        # One offset: a stretch of the flattened tensor.
-        _require(len(offsets) in (1, len(shape)), f"has a piece of {name} of other dimensions")
-        pieces.append(Piece(piece["file"], offsets))
+        # A single offset is a position in the flattened tensor.
+        _require(len(offsets) in (1, len(shape)), f"has a piece of {name} of another number of dimensions")
+        pieces.append(ShardPiece(piece["file"], offsets))
     return ShardedTensor(shape, tuple(pieces))
 
 
@@ -197,7 +210,7 @@ def _sizes(name: str, sizes: Any) -> tuple[int, ...]:
     _require(isinstance(sizes, list) and len(sizes) <= 64, f"has no sizes for {name}")
     total = 1
     for size in sizes:
-        _require(type(size) is int and 0 <= size <= _MAX_FILE_BYTES, f"has the size {_shown(size)} for {name}")
+        _require(type(size) is int and 0 <= size <= _MAX_FILE_BYTES, f"has the size {_describe(size)} for {name}")
         total *= max(size, 1)
     _require(total <= _MAX_FILE_BYTES, f"has {total} elements for {name}")
     return tuple(sizes)

@@ -1,10 +1,10 @@
-"""A run's folder in shared memory: where its snapshots lie, and what kills have left there is cleared away.
+"""A run's folder for snapshots in shared memory: claim and lock it, and remove abandoned ones.
 
 MEMORY/lockstep-UID-RUN_ID/.lock      held by rank 0 while it trains
-                           .run       names the run folder
-                           step-N/    as in a run's checkpoints
+                           .run       the path of the run folder
+                           step-N/    a snapshot, in the format of a checkpoint
 
-Anybody may write to /dev/shm. So a folder is used only if it is the user's own and closed to all others.
+Anybody can write to /dev/shm, so a folder is used only if it belongs to this user and is closed to all others.
 """
 
 import os
@@ -19,76 +19,86 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from lockstep.checkpoint import disk
+from lockstep.checkpoint import durable_files
 from lockstep.errors import UserError
 from lockstep.events.run_folder import RunFolder
 
 _RUN_ID = re.compile(r"[0-9a-f]{16,64}")
-_MAX_AGE_S = 24 * 3600.0  # of what nobody came back to
+_MAX_AGE_S = 24 * 3600.0  # older folders are removed
 _MAX_PATH_BYTES = 4096
-_PATIENCE_S = 1.0  # another run that sweeps holds the lock for a moment
-_PAUSE_S = 0.02
+_LOCK_TIMEOUT_S = 1.0  # another run that looks for leftovers holds the lock for a moment
+_LOCK_POLL_S = 0.02
 _LOCK, _RUN = ".lock", ".run"
 
 
-class Unusable(Exception):
-    """Why there can be no folder in memory, in words for the user."""
+class MemoryFolderError(Exception):
+    """The run cannot have a folder in memory; the message says why."""
 
 
 @dataclass(frozen=True)
 class MemoryFolder:
+    """A folder in shared memory that this process holds the lock of."""
+
     path: Path
     lock: TextIO
 
     def release(self) -> None:
+        """Release the lock and leave the content for the next attempt."""
         self.lock.close()
 
     def remove(self) -> None:
-        """With all that is in it."""
+        """Remove the folder with everything in it."""
         shutil.rmtree(self.path, ignore_errors=True)
         self.release()
 
 
-def path_in(memory: Path, run_id: str) -> Path:
+def memory_folder_path(memory: Path, run_id: str) -> Path:
+    """Return the path of a run's folder under `memory`, such as /dev/shm."""
     if not _RUN_ID.fullmatch(run_id):
-        raise Unusable(f"the run's id, {run_id[:40]!r}, is not one that lockstep gives")
+        raise MemoryFolderError(f"the run id {run_id[:40]!r} in run.json is not one that lockstep gives")
     return memory / f"{_prefix()}{run_id}"
 
 
-def claim(path: Path, run_folder: Path) -> MemoryFolder:
-    """The run's folder, new or as an earlier attempt has left it; of a run in another place, without its content."""
+def claim_memory_folder(path: Path, run_folder: Path) -> MemoryFolder:
+    """Create or reopen the run's folder at `path` and lock it.
+
+    The content that an earlier attempt left stays. If it belongs to a run in another place, such as the original of
+    a copied run folder, it is removed.
+    """
     try:
         with suppress(FileExistsError):
             path.mkdir(mode=0o700)
-        if not _is_ours(path):
-            raise Unusable(f"{path} is not a folder that you alone may use")
-        deadline = time.monotonic() + _PATIENCE_S
-        while (lock := _locked(path)) is None and time.monotonic() < deadline:
-            time.sleep(_PAUSE_S)
+        if not _is_private(path):
+            raise MemoryFolderError(f"{path} is not a folder that you alone may use")
+        deadline = time.monotonic() + _LOCK_TIMEOUT_S
+        while (lock := _try_lock(path)) is None and time.monotonic() < deadline:
+            time.sleep(_LOCK_POLL_S)
         if lock is None:
-            raise Unusable(f"{path} is in use by another process")
+            raise MemoryFolderError(f"{path} is in use by another process")
         try:
             if _run_folder(path) != run_folder.resolve():
                 for entry in path.iterdir():
                     if entry.name != _LOCK:
-                        disk.remove_folder(entry)
-                disk.replace_file(path / _RUN, os.fsencode(run_folder.resolve()))
+                        durable_files.remove_folder(entry)
+                durable_files.replace_file(path / _RUN, os.fsencode(run_folder.resolve()))
         except BaseException:
             lock.close()
             raise
         return MemoryFolder(path, lock)
     except OSError as error:
-        raise Unusable(f"{path}: {error.strerror or error}") from None
+        raise MemoryFolderError(f"{path}: {error.strerror or error}") from None
 
 
-def sweep(memory: Path, spare: Path) -> None:
-    """Clear away what this user's runs have left that will not come back: too old, or without a run folder.
+def sweep_memory_folders(memory: Path, spare: Path) -> None:
+    """Remove this user's folders under `memory` that are too old or whose run folder is gone.
 
-    `spare`: our own run's. It has come back; and to look at its lock would be to let go of it.
+    Args:
+        memory: Where the folders are, such as /dev/shm.
+        spare: This run's own folder. It is in use, and even to check its lock would release that lock.
     """
-    for path in _folders(memory):
+    for path in _own_folders(memory):
         with suppress(OSError):
-            lock = _locked(path) if path != spare and _is_ours(path) else None
+            lock = _try_lock(path) if path != spare and _is_private(path) else None
             if lock is None:
                 continue
             with lock:
@@ -96,7 +106,7 @@ def sweep(memory: Path, spare: Path) -> None:
                     shutil.rmtree(path, ignore_errors=True)
 
 
-def _folders(memory: Path) -> Iterator[Path]:
+def _own_folders(memory: Path) -> Iterator[Path]:
     with suppress(OSError):
         for path in list(memory.iterdir()):
             if path.name.startswith(_prefix()) and _RUN_ID.fullmatch(path.name.removeprefix(_prefix())):
@@ -107,31 +117,31 @@ def _is_abandoned(path: Path) -> bool:
     if time.time() - path.stat().st_mtime > _MAX_AGE_S:
         return True
     run_folder = _run_folder(path)
-    if run_folder is None:  # it is being made
+    if run_folder is None:  # it is just being created
         return False
     try:
-        return path.name != _prefix() + str(RunFolder(run_folder).read_facts()["run_id"])
+        return path.name != _prefix() + str(RunFolder(run_folder).read_run_json()["run_id"])
     except FileNotFoundError:
         return True
-    except (OSError, UserError):  # perhaps it can be read again tomorrow
+    except (OSError, UserError):  # it may be readable again later
         return False
 
 
-def _is_ours(path: Path) -> bool:
-    """Not a link either: that could lead anywhere."""
+def _is_private(path: Path) -> bool:
+    """Is it a folder of this user that nobody else can access? A link is not: it could lead anywhere."""
     found = os.lstat(path)
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == _user() and not found.st_mode & 0o077
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == _user_id() and not found.st_mode & 0o077
 
 
 def _run_folder(path: Path) -> Path | None:
     try:
-        return Path(os.fsdecode(disk.read_start(path / _RUN, _MAX_PATH_BYTES)))
+        return Path(os.fsdecode(durable_files.read_start(path / _RUN, _MAX_PATH_BYTES)))
     except OSError:
         return None
 
 
-def _locked(path: Path) -> TextIO | None:
-    """Its lock, which ends with this process; None if another has it."""
+def _try_lock(path: Path) -> TextIO | None:
+    """Lock a folder until the returned file is closed or this process ends; None if another process holds the lock."""
     lock = os.fdopen(os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+")
     if sys.platform != "win32":
         import fcntl
@@ -145,8 +155,8 @@ def _locked(path: Path) -> TextIO | None:
 
 
 def _prefix() -> str:
-    return f"lockstep-{_user()}-"
+    return f"lockstep-{_user_id()}-"
 
 
-def _user() -> int:
+def _user_id() -> int:
     return os.geteuid() if hasattr(os, "geteuid") else 0

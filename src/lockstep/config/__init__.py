@@ -1,4 +1,5 @@
-"""Configs: YAML files and command-line overrides become one frozen, validated value; the environment is read here too.
+"""Configs: YAML files and overrides become one validated, immutable value; environment variables.
 
-Import from the files of this folder: `import lockstep` reaches `environment` and must work without pydantic and PyYAML.
+Import from the modules of this folder, which imports nothing itself: `import lockstep` reaches `environment` and must
+work without pydantic and PyYAML.
 """

@@ -1,4 +1,8 @@
-"""The one file that reads and writes the process environment: a job's variables, lockstep's own, and the user's."""
+"""Environment variables: the only module that reads or writes them.
+
+What launchers set is parsed in `placement.py`: `read_role` … here pass the process environment to `parse_role` … there,
+which take any mapping and so can be tested.
+"""
 
 import os
 import sys
@@ -8,22 +12,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.config import placement
-from lockstep.config.placement import AGENT_PID, Node, Placement, Role, read_number
+from lockstep.config.placement import AGENT_PID, MachineNode, Placement, Role, read_number
 
-# Set by our agent for its workers.
+# Set by the lockstep agent for its workers.
 SUPERVISION_FOLDER = "LOCKSTEP_SUPERVISION"
 SPAWNED_BY_LAUNCH = "LOCKSTEP_SPAWNED_BY_LAUNCH"
 RESTARTED_AFTER = "LOCKSTEP_RESTARTED_AFTER"
 
-# Set by `lockstep verify` for the processes whose work it compares.
-OBSERVED = "LOCKSTEP_OBSERVED"
-OBSERVED_RUNS = "LOCKSTEP_OBSERVED_RUNS"
-OBSERVED_STEPS = "LOCKSTEP_OBSERVED_STEPS"
+# Set by `lockstep verify` for the processes that it compares.
+VERIFY_FOLDER = "LOCKSTEP_OBSERVED"
+VERIFY_RUNS = "LOCKSTEP_OBSERVED_RUNS"
+VERIFY_STEPS = "LOCKSTEP_OBSERVED_STEPS"
 
-# Set by the user: where shared memory is, if not in the usual place.
+# Set by the user: a folder in shared memory, if it is not /dev/shm.
 MEMORY_FOLDER = "LOCKSTEP_MEMORY"
 
-# Those that say how processes find each other, talk and compute.
+# Variables that say how the processes of a job find each other, communicate and compute.
 _JOB_NAMES = frozenset(
     {
         "CUBLAS_WORKSPACE_CONFIG",
@@ -42,36 +46,36 @@ _JOB_PREFIXES = ("NCCL_", "GLOO_")
 
 
 @dataclass(frozen=True)
-class Observation:
-    """What somebody wants to see of a job who compares it with another."""
+class VerifyRequest:
+    """What `lockstep verify` asks of a process that it compares with another."""
 
-    folder: Path  # for what each rank prints, writes and computes
-    runs: Path | None = None  # instead of the folders that a script's runs have; None: it is not a script
-    steps: int = 0  # after which a script ends
+    folder: Path  # where each rank records what it prints, writes and computes
+    runs: Path | None = None  # replaces a script's own run folders; None if it is not a script
+    steps: int = 0  # a script ends after this many
 
 
-def role(nproc_given: bool) -> Role:
-    """Agent, worker or neither, as the variables have it."""
-    return placement.role(nproc_given, os.environ)
+def read_role(nproc_given: bool) -> Role:
+    """Is this process an agent, a worker, or neither? `nproc_given`: it was started with `-n`."""
+    return placement.parse_role(nproc_given, os.environ)
 
 
 def read_placement() -> Placement:
-    """This process's place, from whichever launcher's variables are set; a world of one if none are."""
-    return placement.read_placement(os.environ, sys.argv)
+    """This process's rank, world size and address, from its launcher's variables; a world of one if none are set."""
+    return placement.parse_placement(os.environ, sys.argv)
 
 
-def placement_of(rank: int, world_size: int) -> Placement:
-    """The place a caller names; the address is the environment's, or loopback."""
-    return placement.placement_of(rank, world_size, os.environ)
+def read_placement_for(rank: int, world_size: int) -> Placement:
+    """The placement of an explicit rank and world size; the address is MASTER_ADDR, or loopback."""
+    return placement.parse_placement_for(rank, world_size, os.environ)
 
 
-def read_node(nproc: int) -> Node:
-    """The machine of an agent that starts so many processes."""
-    return placement.read_node(nproc, os.environ)
+def read_node(nproc: int) -> MachineNode:
+    """Which node of the job this machine is, for an agent that starts `nproc` processes on it."""
+    return placement.parse_node(nproc, os.environ)
 
 
 def variable(name: str) -> str | None:
-    """A variable a config refers to by `${NAME}`."""
+    """The value of a variable; None if it is not set."""
     return os.environ.get(name)
 
 
@@ -87,62 +91,62 @@ def agent_pid() -> int | None:
 
 
 def supervision_folder() -> Path | None:
-    """Where this worker and its agent leave each other word, if it has one."""
+    """The folder for messages between this worker and its agent, if it has one."""
     folder = os.environ.get(SUPERVISION_FOLDER)
     return Path(folder) if folder else None
 
 
-def observation() -> Observation | None:
-    """What is to be seen of this process, if it is looked at."""
-    folder, runs = os.environ.get(OBSERVED), os.environ.get(OBSERVED_RUNS)
+def read_verify_request() -> VerifyRequest | None:
+    """What `lockstep verify` asks of this process; None outside of it."""
+    folder, runs = os.environ.get(VERIFY_FOLDER), os.environ.get(VERIFY_RUNS)
     if not folder:
         return None
-    return Observation(Path(folder), Path(runs) if runs else None, read_number(os.environ, OBSERVED_STEPS, default=0))
+    return VerifyRequest(Path(folder), Path(runs) if runs else None, read_number(os.environ, VERIFY_STEPS, default=0))
 
 
-def observing(observation: Observation) -> dict[str, str]:
-    """The variables that say so."""
-    runs = {} if observation.runs is None else {OBSERVED_RUNS: str(observation.runs)}
-    return {OBSERVED: str(observation.folder), OBSERVED_STEPS: str(observation.steps), **runs}
+def verify_variables(request: VerifyRequest) -> dict[str, str]:
+    """The variables that pass `request` to a child process."""
+    runs = {} if request.runs is None else {VERIFY_RUNS: str(request.runs)}
+    return {VERIFY_FOLDER: str(request.folder), VERIFY_STEPS: str(request.steps), **runs}
 
 
-def restarted_after() -> str | None:
-    """What the attempt before failed of, if our agent has started this one in its place."""
+def restart_cause() -> str | None:
+    """Why the previous attempt failed, if the lockstep agent restarted this process."""
     return os.environ.get(RESTARTED_AFTER)
 
 
 def memory_folder() -> Path | None:
-    """Where files lie in memory rather than on a disk, if there is such a place that we may write to."""
+    """A writable folder in memory rather than on disk: LOCKSTEP_MEMORY or /dev/shm; None if there is none."""
     folder = Path(os.environ.get(MEMORY_FOLDER) or "/dev/shm")
     return folder if folder.is_dir() and os.access(folder, os.W_OK | os.X_OK) else None
 
 
 def may_be_restarted() -> bool:
-    """Does the agent that started this process, ours or torchrun's, start it again if one of the ranks dies?"""
+    """Does the agent that started this process, lockstep's or torchrun's, restart it if a rank dies?"""
     return read_number(os.environ, "TORCHELASTIC_MAX_RESTARTS", default=0) > 0
 
 
-def spawned_by_launch() -> bool:
+def is_spawned_by_launch() -> bool:
     """Did `lockstep.launch(main, nproc=N)` start this process as a copy of its script?"""
     return SPAWNED_BY_LAUNCH in os.environ
 
 
-def pin_to(interface: str | None, *, one_machine: bool) -> dict[str, str]:
-    """The variables that keep gloo, and on one machine NCCL too, on an interface, unless the user chose one."""
+def interface_variables(interface: str | None, *, one_machine: bool) -> dict[str, str]:
+    """The variables that bind gloo, and on one machine NCCL too, to an interface, unless the user chose one."""
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if one_machine else ("GLOO_SOCKET_IFNAME",)
     return {name: interface for name in names if interface is not None and name not in os.environ}
 
 
-def settle(place: Placement, interface: str | None) -> None:
-    """Make the meeting point visible to code that reads it itself, and keep the job on the interface it is met over."""
+def export_master_address(place: Placement, interface: str | None) -> None:
+    """Set MASTER_ADDR and MASTER_PORT for code that reads them itself, and bind the job to `interface`."""
     os.environ["MASTER_ADDR"] = place.master_addr
     os.environ["MASTER_PORT"] = str(place.master_port)
-    os.environ.update(pin_to(interface, one_machine=place.one_machine))
+    os.environ.update(interface_variables(interface, one_machine=place.is_on_one_machine))
 
 
 @contextmanager
-def exported(variables: Mapping[str, str]) -> Iterator[None]:
-    """Variables that child processes started in this block inherit."""
+def temporary_variables(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables inside the block, so that child processes started there inherit them."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -155,29 +159,33 @@ def exported(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def choose_cublas_workspace() -> None:
-    """cuBLAS repeats its bits only with a fixed workspace, chosen before its first use; a user's own choice stays."""
+def set_cublas_workspace() -> None:
+    """Give cuBLAS a fixed workspace, without which its results are not reproducible, unless the user has set one.
+
+    Call it before cuBLAS is first used.
+    """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def set_nccl_debug(level: str | None) -> None:
-    """NCCL reads it when the first process group is made. None: it stays as it is."""
+    """Set NCCL_DEBUG, which NCCL reads when the first process group is made; None leaves it unchanged."""
     if level is not None:
         os.environ["NCCL_DEBUG"] = level
 
 
 def job_variables() -> dict[str, str]:
-    """Those of a job's that are set; any others may hold secrets."""
+    """The job's variables that are set, to be shown or saved; no others, since those may hold secrets."""
     names = [name for name in os.environ if name in _JOB_NAMES or name.startswith(_JOB_PREFIXES)]
-    return {name: os.environ[name] for name in names if not name.endswith("_VERSION")}  # which an image may tell
+    # NCCL_VERSION and the like are set by container images and do not configure the job.
+    return {name: os.environ[name] for name in names if not name.endswith("_VERSION")}
 
 
-def snapshot() -> dict[str, str]:
-    """All variables, as they are now."""
+def all_variables() -> dict[str, str]:
+    """A copy of all variables."""
     return dict(os.environ)
 
 
-def replace(variables: Mapping[str, str]) -> None:
-    """Take over another process's variables, and drop all others."""
+def replace_variables(variables: Mapping[str, str]) -> None:
+    """Replace all variables with another process's."""
     os.environ.clear()
     os.environ.update(variables)

@@ -1,9 +1,8 @@
-"""A process's place among those of its job, from whichever launcher's variables are set.
+"""Parses the variables of torchrun, Slurm and others into a process's rank, world size and address.
 
-Launchers speak through variables: torchrun and `lockstep run` (RANK, WORLD_SIZE, LOCAL_RANK …), Slurm (SLURM_PROCID …),
-people (the same names, set by hand), and `torch.distributed.launch` (an argument, `--local-rank`). Here their many
-dialects become one value, `Placement`; everything else in lockstep sees only that. The variables themselves are read in
-`environment.py`, and given to these functions.
+torchrun and `lockstep run` set RANK, WORLD_SIZE, LOCAL_RANK …; Slurm sets SLURM_PROCID …; people set the same names as
+torchrun by hand; `torch.distributed.launch` passes an argument, `--local-rank`. Here all of these become one value,
+`Placement`, and the rest of lockstep sees only that. `environment.py` reads the variables and passes them in.
 """
 
 import re
@@ -20,12 +19,14 @@ Role = Literal["agent", "worker", "single"]
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = 29500
 
-AGENT_PID = "LOCKSTEP_AGENT_PID"  # set by our agent for its workers
+AGENT_PID = "LOCKSTEP_AGENT_PID"  # set by the lockstep agent for its workers
+
+_LOCAL_RANK_ARGUMENT = re.compile(r"--local[-_]rank=(\d+)")
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where this process stands among the processes of a job, as its launcher said."""
+    """This process's place in its job, as its launcher set it."""
 
     rank: int = 0
     local_rank: int = 0
@@ -36,63 +37,70 @@ class Placement:
     master_addr: str = LOOPBACK
     master_port: int = DEFAULT_PORT
     launcher: Launcher = "none"
-    store_is_hosted: bool = False  # an agent holds the store at master_addr:master_port; else rank 0 must
+    store_is_hosted: bool = False  # an agent hosts the store at master_addr:master_port; otherwise rank 0 must
     attempt: int = 0
 
     @property
-    def one_machine(self) -> bool:
+    def is_on_one_machine(self) -> bool:
+        """Do all processes of the job run on this machine?"""
         return is_loopback(self.master_addr)
 
 
 @dataclass(frozen=True)
-class Node:
-    """Which machine of a job an agent runs on, and where the machines meet."""
+class MachineNode:
+    """Which node of a job an agent's machine is, and the address at which the nodes meet."""
 
-    index: int = 0
-    count: int = 1
+    index: int = 0  # of this machine, from 0
+    count: int = 1  # machines in the job
     master_addr: str = LOOPBACK
     master_port: int = DEFAULT_PORT
 
 
-def role(nproc_given: bool, environ: Mapping[str, str]) -> Role:
-    """Agent, worker or neither: `-n` makes an agent unless a launcher already numbered this process."""
+def parse_role(nproc_given: bool, environ: Mapping[str, str]) -> Role:
+    """Agent, worker or neither: `-n` makes an agent, unless a launcher has already numbered this process."""
     if nproc_given and "LOCAL_RANK" not in environ:
         return "agent"
     return "worker" if "RANK" in environ or _is_slurm_worker(environ) else "single"
 
 
-def read_placement(environ: Mapping[str, str], argv: Sequence[str]) -> Placement:
-    """This process's place, from whichever launcher's variables are set; a world of one if none are."""
+def parse_placement(environ: Mapping[str, str], argv: Sequence[str]) -> Placement:
+    """This process's place, from the variables of its launcher; a world of one if none are set."""
     if "RANK" in environ:
         return _from_rank_variables(environ, argv)
-    if "SLURM_PROCID" in environ and _step_tasks(environ) > 1:
-        return _from_slurm(environ)  # also one task a machine: an agent, whose place that may be, does not ask here
+    if "SLURM_PROCID" in environ and _num_step_tasks(environ) > 1:
+        return _from_slurm(environ)  # also with one task per machine: an agent does not call this
     if read_number(environ, "WORLD_SIZE", default=1) > 1:
         raise WorldError(f"WORLD_SIZE={environ['WORLD_SIZE']} but RANK is not set: set both, or neither")
     return Placement()
 
 
-def placement_of(rank: int, world_size: int, environ: Mapping[str, str]) -> Placement:
-    """The place a caller names; `rank=-1, world_size=1` means alone. The address is the environment's, or loopback."""
+def parse_placement_for(rank: int, world_size: int, environ: Mapping[str, str]) -> Placement:
+    """The placement of an explicit rank; `rank=-1, world_size=1` is a world of one.
+
+    The address is MASTER_ADDR, or loopback.
+    """
     if (rank, world_size) in ((-1, 1), (0, 1)):
         return Placement()
     _check_rank(rank, world_size, "rank", "world_size")
     master_addr = environ.get("MASTER_ADDR", LOOPBACK)
-    one_machine = is_loopback(master_addr)
+    is_on_one_machine = is_loopback(master_addr)
     return Placement(
         rank=rank,
         local_rank=read_number(environ, "LOCAL_RANK", default=rank),
         world_size=world_size,
-        local_world_size=read_number(environ, "LOCAL_WORLD_SIZE", default=world_size if one_machine else 1),
+        local_world_size=read_number(environ, "LOCAL_WORLD_SIZE", default=world_size if is_on_one_machine else 1),
         master_addr=master_addr,
         master_port=read_number(environ, "MASTER_PORT", default=DEFAULT_PORT),
         launcher="hand-set",
     )
 
 
-def read_node(nproc: int, environ: Mapping[str, str]) -> Node:
-    """An agent's machine: a hand-set RANK is the first rank of this machine (0, 4, … with WORLD_SIZE=8), Slurm's
-    step numbers its nodes, and with neither there is one machine."""
+def parse_node(nproc: int, environ: Mapping[str, str]) -> MachineNode:
+    """Which node an agent's machine is.
+
+    A RANK that is set by hand is the first rank of this machine (0, 4, … with WORLD_SIZE=8); a Slurm step numbers its
+    nodes; with neither there is one machine.
+    """
     if "RANK" in environ:
         first_rank = read_number(environ, "RANK")
         world_size = _required_number(environ, "WORLD_SIZE", f"RANK={first_rank} names this machine's first rank")
@@ -103,14 +111,17 @@ def read_node(nproc: int, environ: Mapping[str, str]) -> Node:
                 "on machines of unequal size give --nnodes and --node-rank instead"
             )
         if world_size == nproc:
-            return Node()
-        return Node(first_rank // nproc, world_size // nproc, *_meeting_point(environ))
-    if _step_nodes(environ) > 1:
-        return Node(read_number(environ, "SLURM_NODEID"), _step_nodes(environ), *_slurm_meeting_point(environ))
-    return Node()
+            return MachineNode()
+        return MachineNode(first_rank // nproc, world_size // nproc, *_master_address(environ))
+    if _num_step_nodes(environ) > 1:
+        return MachineNode(
+            read_number(environ, "SLURM_NODEID"), _num_step_nodes(environ), *_slurm_master_address(environ)
+        )
+    return MachineNode()
 
 
 def is_loopback(address: str) -> bool:
+    """Is the address this machine's own, which others cannot reach?"""
     if address == "localhost":
         return True
     try:
@@ -120,22 +131,21 @@ def is_loopback(address: str) -> bool:
 
 
 def without_local_rank(argv: Sequence[str]) -> list[str]:
-    """Arguments as the user wrote them: `torch.distributed.launch` puts `--local-rank=K` in front."""
+    """The arguments without the `--local-rank=K` that `torch.distributed.launch` adds."""
     return [argument for argument in argv if not _LOCAL_RANK_ARGUMENT.fullmatch(argument)]
-
-
-_LOCAL_RANK_ARGUMENT = re.compile(r"--local[-_]rank=(\d+)")
 
 
 def _from_rank_variables(environ: Mapping[str, str], argv: Sequence[str]) -> Placement:
     rank = read_number(environ, "RANK")
     world_size = _required_number(environ, "WORLD_SIZE", f"RANK={rank}")
     _check_rank(rank, world_size, "RANK", "WORLD_SIZE")
-    alone = world_size == 1 and "MASTER_ADDR" not in environ
-    master_addr, master_port = (LOOPBACK, DEFAULT_PORT) if alone else _meeting_point(environ)
-    one_machine = is_loopback(master_addr)
-    local_rank = _local_rank(environ, argv, rank if one_machine else None)
-    local_world_size = read_number(environ, "LOCAL_WORLD_SIZE", default=world_size if one_machine else local_rank + 1)
+    is_alone = world_size == 1 and "MASTER_ADDR" not in environ
+    master_addr, master_port = (LOOPBACK, DEFAULT_PORT) if is_alone else _master_address(environ)
+    is_on_one_machine = is_loopback(master_addr)
+    local_rank = _local_rank(environ, argv, rank if is_on_one_machine else None)
+    local_world_size = read_number(
+        environ, "LOCAL_WORLD_SIZE", default=world_size if is_on_one_machine else local_rank + 1
+    )
     if local_rank >= local_world_size:
         raise WorldError(f"LOCAL_RANK={local_rank} but LOCAL_WORLD_SIZE={local_world_size}: local ranks start at 0")
     if AGENT_PID in environ:
@@ -171,7 +181,7 @@ def _local_rank(environ: Mapping[str, str], argv: Sequence[str], default: int | 
     return default
 
 
-def _meeting_point(environ: Mapping[str, str]) -> tuple[str, int]:
+def _master_address(environ: Mapping[str, str]) -> tuple[str, int]:
     if not environ.get("MASTER_ADDR"):
         raise WorldError(
             "MASTER_ADDR is not set: every process needs the address of rank 0's machine "
@@ -184,15 +194,15 @@ def _meeting_point(environ: Mapping[str, str]) -> tuple[str, int]:
 
 
 def _is_slurm_worker(environ: Mapping[str, str]) -> bool:
-    # One task per node is an agent's place, not a worker's; a batch script itself runs outside any step.
-    return "SLURM_PROCID" in environ and _step_tasks(environ) > _step_nodes(environ)
+    # With one task per node, the task is an agent; a batch script itself runs outside of any step.
+    return "SLURM_PROCID" in environ and _num_step_tasks(environ) > _num_step_nodes(environ)
 
 
-def _step_tasks(environ: Mapping[str, str]) -> int:
+def _num_step_tasks(environ: Mapping[str, str]) -> int:
     return read_number(environ, "SLURM_STEP_NUM_TASKS", default=1)
 
 
-def _step_nodes(environ: Mapping[str, str]) -> int:
+def _num_step_nodes(environ: Mapping[str, str]) -> int:
     return read_number(environ, "SLURM_STEP_NUM_NODES", default=1)
 
 
@@ -200,14 +210,14 @@ def _from_slurm(environ: Mapping[str, str]) -> Placement:
     rank = read_number(environ, "SLURM_PROCID")
     world_size = read_number(environ, "SLURM_STEP_NUM_TASKS")
     _check_rank(rank, world_size, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
-    num_nodes = _step_nodes(environ)
+    num_nodes = _num_step_nodes(environ)
     node = read_number(environ, "SLURM_NODEID", default=0)
-    master_addr, master_port = _slurm_meeting_point(environ)
+    master_addr, master_port = _slurm_master_address(environ)
     return Placement(
         rank=rank,
         local_rank=_required_number(environ, "SLURM_LOCALID", f"SLURM_PROCID={rank}"),
         world_size=world_size,
-        local_world_size=_tasks_on_node(environ.get("SLURM_STEP_TASKS_PER_NODE", str(world_size)), node),
+        local_world_size=_num_tasks_on_node(environ.get("SLURM_STEP_TASKS_PER_NODE", str(world_size)), node),
         node=node,
         num_nodes=num_nodes,
         master_addr=master_addr,
@@ -216,13 +226,13 @@ def _from_slurm(environ: Mapping[str, str]) -> Placement:
     )
 
 
-def _slurm_meeting_point(environ: Mapping[str, str]) -> tuple[str, int]:
+def _slurm_master_address(environ: Mapping[str, str]) -> tuple[str, int]:
     # Every task derives the same port from the job; two jobs on one node get different ones.
     port = 20000 + read_number(environ, "SLURM_JOB_ID", default=0) % 20000
     address = environ.get("MASTER_ADDR")
     if not address:
         nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
-        address = LOOPBACK if _step_nodes(environ) == 1 else _first_host(nodes)
+        address = LOOPBACK if _num_step_nodes(environ) == 1 else _first_host(nodes)
     return address, read_number(environ, "MASTER_PORT", default=port)
 
 
@@ -234,13 +244,13 @@ def _first_host(nodelist: str) -> str:
     return match[1] + (match[2] or "")
 
 
-def _tasks_on_node(counts: str, node: int) -> int:
+def _num_tasks_on_node(counts: str, node: int) -> int:
     """Slurm's `2(x3),1` means 2, 2, 2, 1 tasks on nodes 0 to 3."""
     expanded: list[int] = []
     for count, repeat in re.findall(r"(\d+)(?:\(x(\d+)\))?", counts):
         expanded += [int(count)] * min(int(repeat or 1), node + 1)
     if node >= len(expanded):
-        raise WorldError(f"SLURM_STEP_TASKS_PER_NODE={counts} says nothing about node {node}")
+        raise WorldError(f"SLURM_STEP_TASKS_PER_NODE={counts} has no entry for node {node}: launch with srun")
     return expanded[node]
 
 
@@ -258,6 +268,7 @@ def _required_number(environ: Mapping[str, str], name: str, because: str) -> int
 
 
 def read_number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
+    """A variable's whole number; `default` if it is unset or empty. A WorldError says what is wrong with it."""
     text = environ.get(name)
     if text is None or text == "":
         if default is None:

@@ -1,1 +1,1 @@
-"""Which samples a process sees, and in what order."""
+"""Data loading: the order of samples, global batches and lanes, workers, and prefetching to the device."""

@@ -1,1 +1,1 @@
-"""How a step's gradients come together."""
+"""Engines: how the gradients of a step are computed over all lanes of all ranks."""

@@ -1,4 +1,4 @@
-"""How gradients lie in the flat buffers that travel between ranks."""
+"""Gradient buckets: which gradients are sent together, and their layout in one flat buffer."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,48 +7,52 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-# Views begin where a fresh tensor would: some kernels give other bits on memory that is aligned otherwise.
+from lockstep.engine.torch_internals import copy_all_
+
+# Views are aligned like fresh tensors: some kernels give different bits on memory with another alignment.
 _ALIGNMENT_BYTES = 64
 
 
 class Bucket(NamedTuple):
-    """Parameters whose gradients travel together, and where each begins in the buffer.
+    """Parameters whose gradients are sent together, and where each gradient starts in the flat buffer.
 
-    After the gradients stands one number per parameter: how many tree nodes had a gradient for it at all.
+    The gradients are followed by one number for each parameter: how many partial sums had a gradient for it.
     """
 
     indices: tuple[int, ...]  # into the parameter list
     offsets: tuple[int, ...]
     shapes: tuple[torch.Size, ...]
-    num_gradients: int  # elements, gaps included
+    num_gradients: int  # elements, including gaps
     length: int
     dtype: torch.dtype
 
     def views(self, flat: Tensor) -> list[Tensor]:
+        """Return each parameter's gradient as a view of the buffer."""
         return [
             flat[offset : offset + shape.numel()].view(shape)
             for offset, shape in zip(self.offsets, self.shapes, strict=True)
         ]
 
     def new_buffer(self, device: torch.device) -> Tensor:
+        """Allocate an uninitialised buffer."""
         return torch.empty(self.length, dtype=self.dtype, device=device)
 
     def pack(self, gradients: Sequence[Tensor | None], flat: Tensor) -> None:
-        """Copy gradients into a buffer; a missing one counts as zeros."""
+        """Copy gradients into a buffer. A missing gradient counts as zeros."""
         views = self.views(flat)
         flat[self.num_gradients :] = torch.tensor([gradient is not None for gradient in gradients], dtype=self.dtype)
         present = [gradient for gradient in gradients if gradient is not None]
         if len(present) == len(views):
-            torch._foreach_copy_(views, present)
+            copy_all_(views, present)
         else:
             for view, gradient in zip(views, gradients, strict=True):
                 view.zero_() if gradient is None else view.copy_(gradient)
 
 
 def make_buckets(parameters: Sequence[Parameter], bucket_bytes: int) -> list[Bucket]:
-    """Buckets in the order in which a backward pass usually completes them: the last parameters first.
+    """Group parameters into buckets of one dtype, in the order in which a backward pass usually completes them.
 
-    The first bucket is a quarter as large, so that the exchange starts early.
+    That is the last parameters first. The first bucket is a quarter as large, so that communication starts early.
     """
     buckets: list[Bucket] = []
     open_buckets: dict[torch.dtype, list[int]] = {}

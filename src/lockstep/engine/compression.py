@@ -1,4 +1,4 @@
-"""Gradients in fewer bytes, in fast mode: DistributedDataParallel hands over its buckets, and gets back their means."""
+"""Gradient compression for fast mode: its settings, and the DDP communication hook that applies it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -7,32 +7,36 @@ from typing import Any, Literal, Protocol, Self, cast, get_args
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import GradBucket
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn import Parameter
 
-from lockstep.config.arguments import require_count, require_flag, require_known, require_positive
+from lockstep.config.argument_checks import require_count, require_flag, require_known, require_positive
 from lockstep.config.duration import Duration, RunLength
-from lockstep.engine.channel import Channel
+from lockstep.engine.comm_thread import CommThread
+from lockstep.engine.compressed_all_reduce import CompressedAllReduce, ScaledHalf, Uncompressed
+from lockstep.engine.gradient_math import scale_gradients
 from lockstep.engine.powersgd import PowerSgd
-from lockstep.engine.scaling import scale_gradients
-from lockstep.engine.wire import AsTheyAre, Halves, Wire
 from lockstep.errors import UserError
 from lockstep.world.world import World
 
 Kind = Literal["none", "fp16", "bf16", "powersgd"]
 Correction = Callable[[], Tensor]
-"""What gradients must be multiplied with to be those of the mean loss; it may wait for the other ranks' counts."""
+"""Returns what gradients must be multiplied by to be those of the mean loss. May wait for the other ranks' counts."""
 
 _START_AFTER = Duration.parse("10 steps")
 
 
 @dataclass(frozen=True)
 class Compression:
-    """How gradients travel. All but `kind` is PowerSGD's.
+    """How gradients are sent. All settings but `kind` are PowerSGD's.
 
-    `rank`: of the approximation. The first `start_after` steps go uncompressed, and always what would not shrink by
-    `min_compression_rate`. `warm_start` goes on from the last approximation, `error_feedback` makes up for what it left
-    out.
+    Args:
+        kind: "none", "fp16", "bf16" or "powersgd".
+        rank: of the low-rank approximation.
+        start_after: how long gradients are sent uncompressed at first.
+        min_compression_rate: a gradient that would not shrink by this factor is sent uncompressed.
+        warm_start: start from the previous approximation.
+        error_feedback: add what an approximation left out to the next gradient.
     """
 
     kind: Kind = "none"
@@ -54,165 +58,186 @@ class Compression:
         except ValueError as error:
             raise UserError(f"compression: start_after: {error}") from None
         if self.kind != "powersgd":
-            self._refuse_settings()
+            self._reject_unused_settings()
 
     @classmethod
     def read(cls, given: Any) -> Self:
-        """From a kind's name, or a mapping with its settings."""
+        """Return the settings given by a kind's name, or by a mapping with a kind and its settings."""
         if isinstance(given, cls):
             return given
         if isinstance(given, str):
-            return cls(cast(Kind, given))  # it is looked at there
+            return cls(cast(Kind, given))  # checked in __post_init__
         if not isinstance(given, Mapping):
             raise UserError(f"compression={given!r}: expected a name, or a mapping with a kind and its settings")
         require_known("compression has no setting", given, [each.name for each in fields(cls)])
         return cls(**given)
 
-    def _refuse_settings(self) -> None:
-        """Those that would be ignored; what is as it would be anyway may have been filled in by a config."""
+    def _reject_unused_settings(self) -> None:
+        """Raise if a setting would be ignored. Default values are allowed: a config fills them in."""
         for each in fields(self):
             if each.name != "kind" and getattr(self, each.name) != each.default:
                 raise UserError(
                     f"compression: {each.name} is powersgd's, and kind={self.kind}: set kind=powersgd, "
-                    f"or leave {each.name} away"
+                    f"or omit {each.name}"
                 )
 
     @property
-    def remembers(self) -> bool:
-        """Does what is sent depend on what was sent before?"""
+    def is_stateful(self) -> bool:
+        """Whether what is sent depends on what was sent before."""
         return self.kind == "powersgd" and (self.warm_start or self.error_feedback)
 
     def plain(self) -> Any:
-        """As it was given, or would be."""
+        """Return the settings in the form in which they are given: the inverse of `read`."""
         if self.kind != "powersgd":
             return self.kind
         return asdict(self) | {"start_after": str(self.start_after)}
 
 
-class Method(Protocol):
+class CompressionMethod(Protocol):
+    """Averages gradients over all ranks with fewer bytes."""
+
     def add(self, parameters: Sequence[Parameter]) -> None:
-        """Gradients of these are to come."""
+        """Prepare for gradients of these parameters."""
         ...
 
-    def average(self, wire: Wire, flat: Tensor, parameters: Sequence[Parameter], gradients: Sequence[Tensor]) -> None:
-        """The mean over all ranks of a bucket, in place. `gradients`: the parameters', as views of it."""
+    def average(
+        self,
+        all_reduce: CompressedAllReduce,
+        flat: Tensor,
+        parameters: Sequence[Parameter],
+        gradients: Sequence[Tensor],
+    ) -> None:
+        """Replace a flat bucket by its mean over all ranks. `gradients`: those of the parameters, as views of it."""
         ...
 
-    def value(self, names: Mapping[Parameter, str]) -> dict[str, Any]:
-        """What a checkpoint must hold of it."""
+    def state_dict(self, names: Mapping[Parameter, str]) -> dict[str, Any]:
+        """Return what a checkpoint must hold, by the parameters' names."""
         ...
 
-    def load(self, value: Mapping[str, Any], names: Mapping[Parameter, str]) -> None: ...
+    def load_state_dict(self, state: Mapping[str, Any], names: Mapping[Parameter, str]) -> None:
+        """Continue from a checkpoint."""
+        ...
 
 
 @dataclass(frozen=True)
 class HalfPrecision:
+    """Sends gradients in a dtype of two bytes."""
+
     dtype: torch.dtype
 
     def add(self, parameters: Sequence[Parameter]) -> None:
         pass
 
-    def average(self, wire: Wire, flat: Tensor, parameters: Sequence[Parameter], gradients: Sequence[Tensor]) -> None:  # noqa: ARG002
+    def average(
+        self,
+        all_reduce: CompressedAllReduce,
+        flat: Tensor,
+        parameters: Sequence[Parameter],  # noqa: ARG002
+        gradients: Sequence[Tensor],  # noqa: ARG002
+    ) -> None:
         shrinks = flat.is_floating_point() and flat.element_size() > self.dtype.itemsize
-        wire.average(flat, Halves(self.dtype) if shrinks else AsTheyAre(flat.dtype))
+        all_reduce.average(flat, ScaledHalf(self.dtype) if shrinks else Uncompressed(flat.dtype))
 
-    def value(self, names: Mapping[Parameter, str]) -> dict[str, Any]:  # noqa: ARG002
+    def state_dict(self, names: Mapping[Parameter, str]) -> dict[str, Any]:  # noqa: ARG002
         return {}
 
-    def load(self, value: Mapping[str, Any], names: Mapping[Parameter, str]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], names: Mapping[Parameter, str]) -> None:
         pass
 
 
 @dataclass
 class Traffic:
-    """What this rank has sent of its gradients, and would have sent of them uncompressed."""
+    """How many bytes of gradients this rank has sent, and would have sent uncompressed."""
 
     steps: int = 0
     sent: int = 0
     uncompressed: int = 0
 
     def per_step(self) -> dict[str, int]:
-        """Bytes; for the run's events."""
+        """Return the bytes sent in a step, for the run's events."""
         steps = max(self.steps, 1)
         return {"gradient_bytes": self.sent // steps, "uncompressed_bytes": self.uncompressed // steps}
 
 
 class Compressor:
-    """One for a run: engines come and go, and what a method remembers stays."""
+    """The communication hook of DistributedDataParallel. A run has one: a method's state outlives engines."""
 
     def __init__(self, settings: Compression, world: World, *, seed: int) -> None:
         self.traffic = Traffic()
         self._settings = settings
         self._world = world
-        self._method = _method(settings, world, seed)
-        self._channel: Channel | None = None
+        self._method = _make_method(settings, world, seed)
+        self._comm: CommThread | None = None
 
     def open(self, length: RunLength) -> None:
-        """All ranks together. `length`: what durations are counted in."""
+        """Start the communication thread, on all ranks together. `length`: converts durations to steps."""
         if isinstance(self._method, PowerSgd):
             start_after = Duration.parse(self._settings.start_after)
             self._method.start_after = start_after.in_steps(length, "compression.start_after")
         self._failure: BaseException | None = None
-        self._channel = Channel(self._world)
-        self._wire = Wire(self._channel, self._world)
+        self._comm = CommThread(self._world)
+        self._all_reduce = CompressedAllReduce(self._comm, self._world)
 
     def close(self, *, abandon: bool) -> None:
-        if self._channel is not None:
-            self._channel.close(abandon=abandon)
-            self._channel = None
+        """End the communication thread. `abandon`: do not wait for other ranks."""
+        if self._comm is not None:
+            self._comm.close(abandon=abandon)
+            self._comm = None
 
     def add(self, parameters: Sequence[Parameter]) -> None:
+        """Prepare for gradients of these parameters."""
         self._method.add(parameters)
 
-    def share(self, bucket: GradBucket, correction: Correction | None) -> torch.futures.Future[Tensor]:
-        """A bucket's mean over all ranks, while the backward pass goes on."""
-        assert self._channel is not None
+    def average(self, bucket: GradBucket, correction: Correction | None) -> torch.futures.Future[Tensor]:
+        """Average a bucket over all ranks while the backward pass continues. `correction`: applied before."""
+        assert self._comm is not None
         flat = bucket.buffer()
-        answer: torch.futures.Future[Tensor] = torch.futures.Future(devices=[flat.device] if flat.is_cuda else [])
-        job = self._channel.submit(self._share, flat, bucket.parameters(), bucket.gradients(), correction, answer)
+        averaged: torch.futures.Future[Tensor] = torch.futures.Future(devices=[flat.device] if flat.is_cuda else [])
+        job = self._comm.submit(self._average, flat, bucket.parameters(), bucket.gradients(), correction, averaged)
 
-        def pass_failure_on(future: Future[Any]) -> None:  # also that of an earlier job, after which none is begun
-            # DistributedDataParallel would take an exception for a tensor, and complain of that.
+        def keep_failure(future: Future[Any]) -> None:  # also that of an earlier job, after which none is run
+            # DistributedDataParallel would mistake an exception for a tensor, and report that instead.
             if (failure := future.exception()) is not None:
                 self._failure = failure
-                answer.set_result(flat)
+                averaged.set_result(flat)
 
-        job.future.add_done_callback(pass_failure_on)
-        return answer
+        job.future.add_done_callback(keep_failure)
+        return averaged
 
     def check(self) -> None:
-        """After a backward pass, which has waited for all of its buckets: raise what has kept one from being shared."""
+        """Raise the failure of a bucket, if any. Call it after a backward pass, which has waited for its buckets."""
         if self._failure is not None:
             raise self._failure
 
-    def value(self, names: Mapping[Parameter, str]) -> dict[str, Any] | None:
-        """What a checkpoint must hold; None where nothing is remembered."""
-        return self._method.value(names) if self._settings.remembers else None
+    def state_dict(self, names: Mapping[Parameter, str]) -> dict[str, Any] | None:
+        """Return what a checkpoint must hold, by the parameters' names; None if the method has no state."""
+        return self._method.state_dict(names) if self._settings.is_stateful else None
 
-    def load(self, value: Mapping[str, Any], names: Mapping[Parameter, str]) -> None:
-        self._method.load(value, names)
+    def load_state_dict(self, state: Mapping[str, Any], names: Mapping[Parameter, str]) -> None:
+        """Continue from a checkpoint."""
+        self._method.load_state_dict(state, names)
 
     @torch.no_grad()
-    def _share(
+    def _average(
         self,
         flat: Tensor,
         parameters: Sequence[Parameter],
         gradients: Sequence[Tensor],
         correction: Correction | None,
-        answer: torch.futures.Future[Tensor],
+        averaged: torch.futures.Future[Tensor],
     ) -> None:
         if correction is not None:
             factor = correction()
             if not factor.is_cpu or factor != 1.0:
                 scale_gradients([flat], factor)
-        sent_before = self._wire.channel.bytes_sent
-        self._method.average(self._wire, flat, parameters, gradients)
-        self.traffic.sent += self._wire.channel.bytes_sent - sent_before
-        self.traffic.uncompressed += self._wire.bytes_as_they_are(flat)
-        answer.set_result(flat)  # in the stream it was made in, which whoever waits for it then waits for
+        sent_before = self._all_reduce.comm.bytes_sent
+        self._method.average(self._all_reduce, flat, parameters, gradients)
+        self.traffic.sent += self._all_reduce.comm.bytes_sent - sent_before
+        self.traffic.uncompressed += self._all_reduce.uncompressed_bytes(flat)
+        averaged.set_result(flat)  # on the stream that computes it, which a waiting stream then waits for
 
 
-def _method(settings: Compression, world: World, seed: int) -> Method:
+def _make_method(settings: Compression, world: World, seed: int) -> CompressionMethod:
     if settings.kind == "powersgd":
         return PowerSgd(
             world,

@@ -1,98 +1,145 @@
-"""What a training step asks of an engine, whichever way gradients come together."""
+"""The interface of an engine: start a pass, run lanes backward, read the reduced gradients."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import _engine_run_backward
 from torch.nn import Parameter
 
-from lockstep.engine.reduced import Reduced, WholeGradients
-from lockstep.engine.table import Terms
+from lockstep.engine.gradient_math import all_finite, global_norm
+from lockstep.engine.loss_table import Terms
+from lockstep.engine.torch_internals import backward_without_checks
 from lockstep.errors import UserError
 
 
-class LanePass(Protocol):
-    """One pass over this rank's lanes, which ends in gradients."""
+class GradientPass(Protocol):
+    """One pass over this rank's lanes, which ends with the gradients over all lanes in `.grad`."""
 
-    def open_lane(self, lane: int, size: int) -> None: ...
-
-    def backward(self, terms: Terms, *, more: bool, retain_graph: bool = False) -> None:
-        """`more`: another backward pass follows in the same lane."""
+    def open_lane(self, lane: int, size: int) -> None:
+        """Begin a lane of `size` samples."""
         ...
 
-    def close_lane(self) -> None: ...
+    def backward(self, terms: Terms, *, more: bool, retain_graph: bool = False) -> None:
+        """Run the open lane's backward pass. `more`: another one follows in the same lane."""
+        ...
+
+    def close_lane(self) -> None:
+        """End the open lane."""
+        ...
 
     def end(self) -> None:
-        """All lanes are closed."""
+        """Note that all lanes are closed. Gradients of several ranks are on their way from here on."""
         ...
 
     def finish(self) -> None:
-        """Wait until the gradients over all lanes of all ranks, divided by the counts, stand in `.grad`."""
+        """Wait until `.grad` holds the gradients over all lanes of all ranks, divided by the counts."""
         ...
 
     def loss(self) -> Tensor:
-        """Over all lanes of all ranks; after `finish`."""
+        """Return the loss over all lanes of all ranks. Call it after `finish`."""
         ...
 
     def loss_sums(self) -> list[Tensor]:
-        """Tensors of the engine's own with every lane's sums of losses in them; after `finish`."""
+        """Return tensors that hold the loss sums of every lane, and that nobody else uses. Call it after `finish`."""
         ...
 
     def nonfinite_lanes(self) -> list[int]:
-        """The lanes of all ranks whose losses are not finite; after `finish`."""
+        """Return the lanes of all ranks whose losses are not finite. Call it after `finish`."""
         ...
 
 
-class Travel(NamedTuple):
-    """What an engine's gradients and buffers have taken to reach the other ranks, so far."""
+class ReducedGradients(Protocol):
+    """The gradients that an update uses, after `finish`: all of them, or this rank's part of each.
 
-    seconds: float | None = None  # waiting for other ranks included; on a GPU, in timed steps. None: not known
+    Either way, all ranks get the same norm and the same answer to whether everything is finite.
+    """
+
+    gradients: list[Tensor]  # on this rank
+
+    def norm(self) -> Tensor:
+        """Return the global norm, on every rank."""
+        ...
+
+    def all_finite(self, others: Sequence[Tensor]) -> bool:
+        """Return whether the gradients of every rank, and these tensors, which every rank has, are all finite."""
+        ...
+
+    def nonfinite(self, parameters: Sequence[Parameter]) -> list[bool]:
+        """Return for each of these parameters whether its gradient is not finite on any rank."""
+        ...
+
+
+class CommStats(NamedTuple):
+    """What this rank has spent on sending gradients and buffers so far."""
+
+    seconds: float | None = None  # including the wait for other ranks; on a GPU, of timed steps. None: not measured
     num_bytes: int = 0  # sent by this rank
 
 
 class Engine(Protocol):
-    can_replay: bool  # may a rank run lanes of its own once more, for itself?
+    """Computes gradients over all lanes of all ranks, in one of several ways."""
 
-    def start_pass(self, parameters: Sequence[Parameter], *, divide_late: bool = False) -> LanePass:
-        """`divide_late`: the losses have the size that their gradients need, and divided by a count would lose it."""
+    can_replay: bool  # whether one rank may run its lanes again without the others
+
+    def start_pass(self, parameters: Sequence[Parameter], *, divide_late: bool = False) -> GradientPass:
+        """Start a pass for the gradients of these parameters.
+
+        `divide_late`: do not divide the losses before the backward pass; a loss scaler has given them the size that
+        fp16 gradients need.
+        """
         ...
 
-    def reduced(self, parameters: Sequence[Parameter]) -> Reduced:
-        """What an update of these is to see of their gradients, after `finish`."""
+    def reduced(self, parameters: Sequence[Parameter]) -> ReducedGradients:
+        """Return the gradients that an update of these parameters uses."""
         ...
 
     def after_update(self, parameters: Sequence[Parameter]) -> None:
-        """An update of these was made, on this rank as far as it has them."""
+        """Note that these parameters were updated, as far as this rank holds them."""
         ...
 
-    def travel(self, *, timed: bool) -> Travel:
-        """`timed`: until the next call, a GPU's messages are timed."""
+    def comm_stats(self, *, timed: bool) -> CommStats:
+        """Return what communication has cost so far. `timed`: time a GPU's messages until the next call."""
         ...
 
     def close(self, *, abandon: bool = False) -> None:
-        """`abandon`: the loop was left in the middle, perhaps by a failure; do not wait for other ranks."""
+        """Release the threads and hooks. `abandon`: training was left early; do not wait for other ranks."""
         ...
 
 
-class WholeParameters:
-    """Of engines that leave every rank with all gradients, so that all ranks make the same update."""
+class FullGradients:
+    """Every rank has all gradients."""
+
+    def __init__(self, parameters: Sequence[Parameter]) -> None:
+        self.gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+    def norm(self) -> Tensor:
+        return global_norm(self.gradients)
+
+    def all_finite(self, others: Sequence[Tensor]) -> bool:
+        return all_finite([*others, *self.gradients])
+
+    def nonfinite(self, parameters: Sequence[Parameter]) -> list[bool]:
+        return [parameter.grad is not None and not all_finite([parameter.grad]) for parameter in parameters]
+
+
+class ReplicatedParameters:
+    """Base of the engines that leave all gradients on every rank, so all ranks make the same update."""
 
     can_replay = True
 
-    def reduced(self, parameters: Sequence[Parameter]) -> Reduced:
-        return WholeGradients(parameters)
+    def reduced(self, parameters: Sequence[Parameter]) -> ReducedGradients:
+        return FullGradients(parameters)
 
     def after_update(self, parameters: Sequence[Parameter]) -> None:
         pass
 
-    def travel(self, *, timed: bool) -> Travel:  # noqa: ARG002
-        return Travel()
+    def comm_stats(self, *, timed: bool) -> CommStats:  # noqa: ARG002
+        return CommStats()
 
 
-class BackwardPasses:
-    """The backward passes of the open lane: usually one; if there are several, all but the last are announced."""
+class BackwardCounter:
+    """Counts the open lane's backward passes: usually one. If there are more, all but the last say `more=True`."""
 
     def __init__(self) -> None:
         self.open_lane()
@@ -102,30 +149,30 @@ class BackwardPasses:
         self._is_complete = False
 
     def add(self, num_terms: int, *, more: bool) -> bool:
-        """Note another one; is it the lane's only one?"""
+        """Count another backward pass, and return whether it is the lane's only one."""
         if self._is_complete:
-            raise UserError("a second backward pass in one lane: say more=True in all but the lane's last")
+            raise UserError("a second backward pass in one lane: pass more=True to all but the lane's last")
         is_only = not more and self.count == 0
         if num_terms > 1 and not is_only:
-            raise UserError("a loss of several terms takes one backward pass in a lane: leave more=True away")
+            raise UserError("a loss of several terms allows one backward pass in a lane: omit more=True")
         self.count += 1
         self._is_complete = not more
         return is_only
 
     def close_lane(self) -> None:
         if self.count and not self._is_complete:
-            raise UserError("the lane's last backward pass said more=True, but none followed")
+            raise UserError("the lane's last backward pass said more=True, but none followed: omit more=True there")
 
 
 def all_parameters(models: Sequence[nn.Module]) -> list[Parameter]:
-    """Each once, where models share some."""
+    """Return the parameters of all models, each once."""
     return list(dict.fromkeys(parameter for model in models for parameter in model.parameters()))
 
 
-def inputs_for(parameters: Sequence[Parameter], among: Sequence[Parameter]) -> Sequence[Parameter] | None:
-    """What to name to autograd, so that it leaves the gradients of the others alone.
+def backward_inputs(parameters: Sequence[Parameter], among: Sequence[Parameter]) -> Sequence[Parameter] | None:
+    """Return the `inputs` that restrict a backward pass to these parameters.
 
-    None where there are no others that take gradients: to be given every parameter makes autograd slower.
+    None if there are no others that need gradients: autograd is slower when every parameter is named.
     """
     if len(parameters) == len(among) or len(parameters) == sum(parameter.requires_grad for parameter in among):
         return None
@@ -133,7 +180,7 @@ def inputs_for(parameters: Sequence[Parameter], among: Sequence[Parameter]) -> S
 
 
 def require_no_gradients(parameters: Sequence[Parameter]) -> None:
-    """Only `step.backward` may leave any during a pass over the lanes."""
+    """Raise if user code has left gradients: during a pass only `step.backward` may."""
     for parameter in parameters:
         if parameter.grad is not None:
             raise UserError("a lane called .backward() itself: call step.backward(loss_sum, count) instead")
@@ -146,20 +193,11 @@ def run_backward(
     retain_graph: bool = False,
     inputs: Sequence[Parameter] | None = None,
 ) -> None:
-    """The backward pass of losses that are scaled, each by a tensor of its own shape.
+    """Run the backward pass of several losses, each multiplied by a scale of its own shape.
 
-    Straight to autograd's engine: what `torch.autograd.backward` asks of its arguments first is known here, and takes a
-    tenth of a small model's backward pass. Losses of other types may have a backward pass of their own.
+    Losses of a Tensor subclass go through `torch.autograd.backward`, which their class may override.
     """
     if set(map(type, losses)) == {Tensor}:
-        _engine_run_backward(
-            tuple(losses),
-            tuple(scales),
-            retain_graph,
-            False,  # create_graph
-            () if inputs is None else tuple(inputs),
-            allow_unreachable=True,
-            accumulate_grad=True,
-        )
+        backward_without_checks(losses, scales, retain_graph=retain_graph, inputs=inputs)
     else:
         torch.autograd.backward(losses, scales, retain_graph=retain_graph, inputs=inputs)

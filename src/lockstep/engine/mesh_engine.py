@@ -1,11 +1,12 @@
-"""Fast mode for models that are spread over a mesh of ranks: `fully_shard` shares gradients, not DDP. [Note: mesh]
+"""Fast mode for models sharded over a device mesh: FSDP reduces the gradients, not DDP. [Note: mesh]
 
-Parameters are DTensors. Their gradients pile up whole on each rank, out of sight, until the last lane's backward pass
-sums them over the ranks and leaves each its own part in `.grad`. Forward and backward passes contain collectives, so
-all ranks run equally many.
+[Note: mesh] Parameters are DTensors. Their gradients accumulate unsharded on each rank, inside FSDP, until the last
+lane's backward pass reduce-scatters them and leaves each rank its shard in `.grad`. Forward and backward passes contain
+collectives, so all ranks must run equally many.
 
-Ranks that share out single layers (axis `tensor`) run the same lanes. Each reports them in rows of the table of its
-own: so sums and counts are both larger by the same factor, which is also that of all ranks to those with own lanes.
+Ranks that share single layers (axis `tensor`) run the same lanes. Each reports them in separate rows of the loss table.
+So sums and counts are both larger by the number of such ranks, which also is the number of all ranks over the number of
+those with their own samples: the factors cancel out.
 """
 
 from collections.abc import Sequence
@@ -17,35 +18,35 @@ from torch.nn import Parameter
 
 from lockstep.data.lanes import Lanes
 from lockstep.engine.compression import Compressor, Correction
-from lockstep.engine.fast_engine import FastEngine, FastPass
-from lockstep.engine.finite import all_finite
-from lockstep.engine.gradients import Gradients
-from lockstep.engine.norm import block_squares
-from lockstep.engine.reduced import Reduced
-from lockstep.engine.requests import Requests
-from lockstep.engine.scaling import scale_gradients
+from lockstep.engine.engine import CommStats, ReducedGradients
+from lockstep.engine.fast_engine import FastEngine, FastPass, TableRows
+from lockstep.engine.gradient_math import all_finite, block_squares, scale_gradients
+from lockstep.engine.gradient_tree import Gradients
+from lockstep.engine.loss_table import ControlFlags, Terms
 from lockstep.errors import UserError
-from lockstep.world.boxes import box_of, held, is_spread
 from lockstep.world.collectives import all_reduce
+from lockstep.world.dtensor import is_dtensor, local_shard_of, local_tensor
 from lockstep.world.world import World
 
 
-class Unit(NamedTuple):
-    """A module whose parameters are gathered and shared together."""
+class FsdpUnit(NamedTuple):
+    """A module whose parameters are gathered and resharded together."""
 
     module: Any  # as `fully_shard` has left it
-    parameters: frozenset[Parameter]  # less those of units inside
+    parameters: frozenset[Parameter]  # without those of units inside
 
 
-class Place(NamedTuple):
-    """Of a rank among those that have lanes of their own, and among those that run the same ones."""
+class MeshPosition(NamedTuple):
+    """A rank's place among the ranks with their own samples, and among those that run the same lanes."""
 
     rank: int
     copy: int
     num_copies: int
 
 
-class MeshEngine(FastEngine):
+class MeshEngine:
+    """A `FastEngine` whose gradients are reduced by FSDP and stay sharded."""
+
     can_replay = False  # a lane that one rank alone runs again would wait for the others
 
     def __init__(
@@ -53,157 +54,181 @@ class MeshEngine(FastEngine):
         world: World,
         lanes: Lanes,
         models: Sequence[nn.Module],
-        units: Sequence[Unit],
-        place: Place,
+        units: Sequence[FsdpUnit],
+        position: MeshPosition,
         *,
-        requests: Requests,
+        control_flags: ControlFlags,
     ) -> None:
-        super().__init__(
+        self._world = world
+        self._units = units
+        self._fast = FastEngine(
             world,
             lanes,
             models,
-            replicate=self._shared,
-            requests=requests,
-            rank=place.rank,
+            make_reducer=self._make_reducer,
+            control_flags=control_flags,
+            rank=position.rank,
+            rows=TableRows(position.copy * lanes.count, position.num_copies * lanes.count),
         )
-        self._units = units
-        self.first_row = place.copy * lanes.count
-        self.num_rows = place.num_copies * lanes.count
-        self.open_pass: MeshPass | None = None
+        self._open_pass: MeshPass | None = None
 
     def start_pass(self, parameters: Sequence[Parameter], *, divide_late: bool = False) -> "MeshPass":  # noqa: ARG002
-        if self.open_pass is not None and self.open_pass.is_begun:
+        if self._open_pass is not None and self._open_pass.has_unreduced_gradients:
             raise UserError(
-                "the pass over the lanes before was left early, and under a mesh its gradients stay: run all lanes"
+                "the previous pass over the lanes was left early, and its gradients remain inside FSDP: run all lanes"
             )
-        for unit in self._units:  # an evaluation, or a forward pass of the user's own, may have left it gathered
+        for unit in self._units:  # an evaluation, or a forward pass of the user's, may have left it gathered
             unit.module.reshard()
-        concerned = set(parameters)
-        others = [parameter for parameter in self.all_parameters if parameter not in concerned]
-        self.open_pass = MeshPass(self, parameters, others, self._shared(parameters))
-        return self.open_pass
+        self._open_pass = MeshPass(self._fast, parameters, self._make_reducer(parameters))
+        return self._open_pass
 
-    def _shared(self, parameters: Sequence[Parameter]) -> "SharedByUnits":
-        return SharedByUnits(parameters, self._units)
+    def reduced(self, parameters: Sequence[Parameter]) -> ReducedGradients:
+        return DTensorGradients(parameters, self._world)
 
-    def reduced(self, parameters: Sequence[Parameter]) -> Reduced:
-        return BoxesOfGradients(parameters, self.world)
-
-
-class SharedByUnits:
-    """Where `Replicas` have DistributedDataParallel, this has the model's own units."""
-
-    compressor: Compressor | None = None
-    finds_unused = False  # torch's units do, without a word
-
-    def __init__(self, parameters: Sequence[Parameter], units: Sequence[Unit]) -> None:
-        self.last_factor: Tensor | None = None  # a rank has few of the gradients: to divide those late costs little
-        self.unused: Sequence[Parameter] = ()
-        self.has_told_unused = False
-        self._units = [unit for unit in units if not unit.parameters.isdisjoint(parameters)]
-
-    def pile_up(self) -> None:
-        for unit in self._units:
-            unit.module.set_requires_gradient_sync(False, recurse=False)
-
-    def share(self) -> None:
-        for unit in self._units:
-            unit.module.set_requires_gradient_sync(True, recurse=False)
-
-    @property
-    def is_complete(self) -> bool:
-        return True
-
-    def synchronising(self, loss_sum: Tensor, correction: Correction | None = None) -> Tensor:  # noqa: ARG002
-        self.share()
-        return loss_sum
-
-    def remember(self, factor: Tensor) -> None:
+    def after_update(self, parameters: Sequence[Parameter]) -> None:
         pass
 
+    def comm_stats(self, *, timed: bool) -> CommStats:  # noqa: ARG002
+        return CommStats()
 
-class MeshPass(FastPass):
-    def __init__(
-        self,
-        engine: MeshEngine,
-        parameters: Sequence[Parameter],
-        others: Sequence[Parameter],
-        shared: SharedByUnits,
-    ) -> None:
-        # The parameters that autograd sees are not these, so it cannot be told to leave the others alone.
-        super().__init__(engine, parameters, None, shared, None)
-        self._engine: MeshEngine = engine
-        self._replicas: SharedByUnits = shared
-        # Taken away meanwhile: else what this pass leaves there would be added to it.
-        self._others = [(parameter, parameter.grad) for parameter in others]
-        for parameter in others:
-            parameter.grad = None
-        shared.pile_up()
+    def close(self, *, abandon: bool = False) -> None:
+        self._fast.close(abandon=abandon)
+
+    def _make_reducer(self, parameters: Sequence[Parameter]) -> "FsdpReducer":
+        return FsdpReducer(parameters, self._units)
+
+
+class FsdpReducer:
+    """Reduces gradients by the model's own FSDP units, as `DdpReducer` does by DistributedDataParallel."""
+
+    compressor: Compressor | None = None
+    find_unused_parameters = False  # FSDP allows unused parameters without being told
+
+    def __init__(self, parameters: Sequence[Parameter], units: Sequence[FsdpUnit]) -> None:
+        self.last_scale: Tensor | None = None  # shards are small, so dividing them afterwards costs little
+        self.unused: Sequence[Parameter] = ()
+        self.has_warned_unused = False
+        self._units = [unit for unit in units if not unit.parameters.isdisjoint(parameters)]
+
+    def set_gradient_sync(self, is_on: bool) -> None:
+        """Let the next backward passes reduce gradients, or accumulate them unsharded."""
+        for unit in self._units:
+            unit.module.set_requires_gradient_sync(is_on, recurse=False)
 
     @property
-    def is_begun(self) -> bool:
-        return bool(self._table.names)
+    def has_reduced_all(self) -> bool:
+        return True
 
-    def end(self) -> None:
-        self._engine.open_pass = None
-        if not self._is_shared:
-            raise UserError("under a mesh every lane needs its backward pass, the last one of a rank in any case")
-        for parameter, gradient in self._others:
-            parameter.grad = gradient
+    def wrap_loss(self, loss_sum: Tensor, correction: Correction | None = None) -> Tensor:  # noqa: ARG002
+        self.set_gradient_sync(True)
+        return loss_sum
 
-    def nonfinite_lanes(self) -> list[int]:
-        return sorted({row % self._engine.lanes.count for row in super().nonfinite_lanes()})
+    def remember_scale(self, scale: Tensor) -> None:
+        pass
 
-    def _backward_by_term(self, losses: Sequence[Tensor], retain_graph: bool) -> None:
-        self._replicas.share()  # what piles up out of sight cannot be told apart by term
-        super()._backward_by_term(losses, retain_graph)
+    def before_term(self) -> None:
+        self.set_gradient_sync(True)  # what accumulates inside FSDP cannot be separated by term
 
-    def _put_scaled_sum(self) -> None:
-        total: Gradients = [None] * len(self._parameters)
-        for term, gradients in enumerate(self._by_term):
-            scale_gradients([held(gradient) for gradient in gradients if gradient is not None], self._factor(term))
+    def sum_terms(self, by_term: Sequence[Gradients], scales: Sequence[Tensor]) -> Gradients:
+        total: Gradients = [None] * len(by_term[0])
+        for gradients, scale in zip(by_term, scales, strict=True):
+            scale_gradients([local_tensor(gradient) for gradient in gradients if gradient is not None], scale)
             for number, gradient in enumerate(gradients):
                 so_far = total[number]
                 if so_far is not None and gradient is not None:
-                    held(so_far).add_(held(gradient))
+                    local_tensor(so_far).add_(local_tensor(gradient))
                 else:
                     total[number] = gradient if so_far is None else so_far
-        self._by_term = []
-        self._put(total)
+        return total
+
+    def scale(self, parameters: Sequence[Parameter], scale: Tensor) -> None:
+        scale_gradients([_local_gradient(p) for p in parameters if p.grad is not None], scale)
 
 
-class BoxesOfGradients:
-    """What an update sees: this rank's boxes, and answers over all of them."""
+class MeshPass:
+    """A `FastPass` that keeps the gradients of other parameters out of FSDP's way."""
+
+    def __init__(self, engine: FastEngine, parameters: Sequence[Parameter], reducer: FsdpReducer) -> None:
+        # Autograd sees FSDP's unsharded parameters and not these, so `inputs` cannot restrict a backward pass to them.
+        self._pass = FastPass(engine, parameters, None, reducer, None)
+        self._is_ended = False
+        own = set(parameters)
+        others = [parameter for parameter in engine.all_parameters if parameter not in own]
+        # Set aside meanwhile: otherwise what this pass leaves there would be added to them.
+        self._set_aside = [(parameter, parameter.grad) for parameter in others]
+        for parameter in others:
+            parameter.grad = None
+        reducer.set_gradient_sync(False)
+
+    @property
+    def has_unreduced_gradients(self) -> bool:
+        """Whether lanes were run whose gradients still are inside FSDP."""
+        return self._pass.has_loss and not self._is_ended
+
+    def open_lane(self, lane: int, size: int) -> None:
+        self._pass.open_lane(lane, size)
+
+    def backward(self, terms: Terms, *, more: bool, retain_graph: bool = False) -> None:
+        self._pass.backward(terms, more=more, retain_graph=retain_graph)
+
+    def close_lane(self) -> None:
+        self._pass.close_lane()
+
+    def end(self) -> None:
+        self._is_ended = True
+        if not self._pass.is_reduced:
+            raise UserError("under a mesh every lane needs a backward pass, at least the last lane of every rank")
+        for parameter, gradient in self._set_aside:
+            parameter.grad = gradient
+        self._set_aside = []
+
+    def finish(self) -> None:
+        self._pass.finish()
+
+    def loss(self) -> Tensor:
+        return self._pass.loss()
+
+    def loss_sums(self) -> list[Tensor]:
+        return self._pass.loss_sums()
+
+    def nonfinite_lanes(self) -> list[int]:
+        return self._pass.nonfinite_lanes()
+
+
+class DTensorGradients:
+    """The local shards of DTensor gradients; norm and finiteness are computed together with the other ranks."""
 
     def __init__(self, parameters: Sequence[Parameter], world: World) -> None:
         self._world = world
         self._used = [parameter for parameter in parameters if parameter.grad is not None]
-        self.gradients = [_held_gradient(parameter) for parameter in self._used]
+        self.gradients = [_local_gradient(parameter) for parameter in self._used]
 
     def norm(self) -> Tensor:
-        """Every box once, however many ranks have it."""
-        firsts = [
+        """Return the global norm. Every shard counts once, however many ranks hold it."""
+        squares = [
             block_squares(gradient).sum()
             for parameter, gradient in zip(self._used, self.gradients, strict=True)
-            if not is_spread(parameter) or box_of(parameter).is_first
+            if not is_dtensor(parameter) or local_shard_of(parameter).is_first
         ]
         device = self._world.device
-        total = torch.stack(firsts).sum().to(device) if firsts else torch.zeros((), dtype=torch.float64, device=device)
+        total = (
+            torch.stack(squares).sum().to(device) if squares else torch.zeros((), dtype=torch.float64, device=device)
+        )
         norm = all_reduce(total.reshape(1)).sqrt().reshape(())
         return norm.to(self.gradients[0].device) if self.gradients else norm
 
     def all_finite(self, others: Sequence[Tensor]) -> bool:
-        return not any(self._any_rank([not all_finite([*others, *self.gradients])]))
+        return not any(self._on_any_rank([not all_finite([*others, *self.gradients])]))
 
     def nonfinite(self, parameters: Sequence[Parameter]) -> list[bool]:
-        gradients = [None if parameter.grad is None else _held_gradient(parameter) for parameter in parameters]
-        return self._any_rank([gradient is not None and not all_finite([gradient]) for gradient in gradients])
+        gradients = [None if parameter.grad is None else _local_gradient(parameter) for parameter in parameters]
+        return self._on_any_rank([gradient is not None and not all_finite([gradient]) for gradient in gradients])
 
-    def _any_rank(self, flags: list[bool]) -> list[bool]:
+    def _on_any_rank(self, flags: list[bool]) -> list[bool]:
         numbers = torch.tensor([float(flag) for flag in flags], device=self._world.device)
         return [bool(number) for number in all_reduce(numbers).tolist()]
 
 
-def _held_gradient(parameter: Parameter) -> Tensor:
+def _local_gradient(parameter: Parameter) -> Tensor:
     assert parameter.grad is not None
-    return held(parameter.grad)
+    return local_tensor(parameter.grad)

@@ -1,7 +1,7 @@
-"""A single lane: there is one process and nothing to add up, so autograd's own gradients are the step's.
+"""The engine for a single lane: one process, nothing to add up; the gradients are autograd's own.
 
-The lane's count is the step's count. So the loss is scaled before its backward pass, which is one number's work instead
-of a pass over all gradients, and several terms take one backward pass together.
+The lane's count is the step's count. So the loss is scaled before its backward pass, which costs one multiplication
+instead of a pass over all gradients, and several terms take one backward pass together.
 """
 
 from collections.abc import Sequence
@@ -11,33 +11,34 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from lockstep.engine.engine import (
-    BackwardPasses,
-    WholeParameters,
+    BackwardCounter,
+    ReplicatedParameters,
     all_parameters,
-    inputs_for,
+    backward_inputs,
     require_no_gradients,
     run_backward,
 )
-from lockstep.engine.finite import all_finite
-from lockstep.engine.scaling import scale_gradients
-from lockstep.engine.table import Count, Terms, as_count, nonzero
+from lockstep.engine.gradient_math import all_finite, scale_gradients
+from lockstep.engine.loss_table import Count, Terms, as_count, nonzero
 from lockstep.errors import UserError
 from lockstep.world.world import World
 
 _MAX_RECIPROCALS = 1024
 
 
-class OneLaneEngine(WholeParameters):
+class OneLaneEngine(ReplicatedParameters):
+    """Runs the backward pass of the only lane, with its loss divided by its count."""
+
     def __init__(self, world: World, models: Sequence[nn.Module]) -> None:
         self.world = world
         self._all_parameters = all_parameters(models)
         self._reciprocals: dict[tuple[float, torch.dtype, int], Tensor] = {}
 
     def start_pass(self, parameters: Sequence[Parameter], *, divide_late: bool = False) -> "OneLanePass":  # noqa: ARG002
-        return OneLanePass(self, parameters, inputs_for(parameters, self._all_parameters))
+        return OneLanePass(self, parameters, backward_inputs(parameters, self._all_parameters))
 
     def reciprocal(self, loss_sum: Tensor, count: Count) -> Tensor:
-        """1 / count, like the loss. Counts come again and again, so the tensors are kept."""
+        """Return 1 / count, with the loss's shape and dtype. Counts repeat, so the tensors are kept."""
         if isinstance(count, Tensor):
             return nonzero(count.detach().reshape(())).double().reciprocal().to(loss_sum).expand_as(loss_sum)
         key = (count, loss_sum.dtype, loss_sum.dim())
@@ -52,13 +53,15 @@ class OneLaneEngine(WholeParameters):
 
 
 class OneLanePass:
+    """One pass over the only lane."""
+
     def __init__(
         self, engine: OneLaneEngine, parameters: Sequence[Parameter], inputs: Sequence[Parameter] | None
     ) -> None:
         self._engine = engine
         self._parameters = parameters
         self._inputs = inputs
-        self._passes = BackwardPasses()
+        self._backwards = BackwardCounter()
         self._sums: list[Tensor] = []
         self._counts: list[Count] = []
         for parameter in parameters:
@@ -68,8 +71,8 @@ class OneLanePass:
         pass
 
     def backward(self, terms: Terms, *, more: bool, retain_graph: bool = False) -> None:
-        is_only = self._passes.add(len(terms), more=more)
-        if self._passes.count == 1:
+        is_only = self._backwards.add(len(terms), more=more)
+        if self._backwards.count == 1:
             require_no_gradients(self._parameters)
         losses, scales = [], []
         for loss_sum, count in terms.values():
@@ -77,27 +80,27 @@ class OneLanePass:
             self._sums.append(loss_sum.detach())
             self._counts.append(count)
             losses.append(loss_sum)
-            # Of several backward passes the count is known after the last: then the gradients are scaled.
+            # With several backward passes the count is known after the last; `finish` scales the gradients then.
             scales.append(self._engine.reciprocal(loss_sum, count if is_only else 1))
         run_backward(losses, scales, retain_graph=retain_graph, inputs=self._inputs)
 
     def close_lane(self) -> None:
-        self._passes.close_lane()
+        self._backwards.close_lane()
 
     def end(self) -> None:
-        if not self._passes.count:
+        if not self._backwards.count:
             require_no_gradients(self._parameters)
 
     def finish(self) -> None:
-        if not self._passes.count:
+        if not self._backwards.count:
             raise UserError("no lane had a loss: call step.backward(…) in at least one")
-        if self._passes.count > 1:
+        if self._backwards.count > 1:
             gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
             scale_gradients(gradients, 1.0 / self._total_count())
 
     def loss(self) -> Tensor:
         sums = [loss_sum.double().reshape(()) for loss_sum in self._sums]
-        if self._passes.count > 1:
+        if self._backwards.count > 1:
             return torch.stack(sums).sum() / self._total_count()
         counts = [torch.as_tensor(count, dtype=torch.float64, device=sums[0].device) for count in self._counts]
         return (torch.stack(sums) / nonzero(torch.stack(counts))).sum()

@@ -1,9 +1,9 @@
-"""PowerSGD: a gradient travels as the product of two thin matrices, and what that leaves out is added to the next one.
+"""PowerSGD compression: a gradient is sent as two thin matrices; the error is added to the next one.
 
 After Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization"
-(2019). What is remembered belongs to parameters, and not, as in torch's own hook, to buckets, which another process
-would fill in another order: so a run that resumes goes on with the numbers it would have had. And collectives begin in
-one order on all ranks, on the channel's thread; torch's begin when an earlier one happens to end.
+(2019). The state belongs to parameters and not, as in torch's own hook, to buckets, which another process would fill in
+another order: so a resumed run continues with the same numbers. And collectives start in one order on all ranks, on the
+communication thread; torch's start when an earlier one happens to end.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,36 +14,39 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from lockstep.engine.wire import AsTheyAre, Wire, computed_in
-from lockstep.world.plain_values import Shard
-from lockstep.world.randomness import stream
+from lockstep.engine.compressed_all_reduce import CompressedAllReduce, Uncompressed
+from lockstep.engine.gradient_math import accumulation_dtype
+from lockstep.world.keyed_random import stream
+from lockstep.world.serialization import Shard
 from lockstep.world.world import World
 
 
 @dataclass
-class _Memory:
-    """What there is of one parameter."""
+class _ParameterState:
+    """What is kept for one parameter from step to step."""
 
-    number: int  # among all parameters, in the order in which they came
+    number: int  # among all parameters, in the order in which they were added
     passes: int = 0
-    q: Tensor | None = None  # (columns, rank): where the next approximation starts from
-    error: Tensor | None = None  # (rows, columns): what the last one left out, on this rank
+    q: Tensor | None = None  # (columns, rank): the start of the next approximation
+    error: Tensor | None = None  # (rows, columns): what the last approximation left out, on this rank
 
 
 @dataclass
-class _Matrix:
-    """A gradient on its way."""
+class _LowRankGradient:
+    """A gradient while it is being compressed and averaged: matrix ≈ p qᵀ."""
 
-    memory: _Memory
+    state: _ParameterState
     gradient: Tensor
-    content: Tensor  # (rows, columns): the gradient, and what was left out before
-    start: Tensor  # the q that it starts from
+    matrix: Tensor  # (rows, columns): the gradient plus the last error
+    start: Tensor  # the q to start from
     p: Tensor
     q: Tensor
 
 
 @dataclass
 class PowerSgd:
+    """Averages gradients by low-rank approximation; see `Compression` for the settings."""
+
     world: World
     seed: int
     rank: int = 1
@@ -53,108 +56,119 @@ class PowerSgd:
     error_feedback: bool = True
 
     def __post_init__(self) -> None:
-        self._memories: dict[Parameter, _Memory] = {}
+        self._states: dict[Parameter, _ParameterState] = {}
 
     def add(self, parameters: Sequence[Parameter]) -> None:
-        """In the same order on all ranks: they draw the same random numbers for a parameter."""
+        """Add parameters, in the same order on all ranks, which then draw the same random numbers for each."""
         for parameter in parameters:
-            self._memories.setdefault(parameter, _Memory(len(self._memories)))
+            self._states.setdefault(parameter, _ParameterState(len(self._states)))
 
     @torch.no_grad()
-    def average(self, wire: Wire, flat: Tensor, parameters: Sequence[Parameter], gradients: Sequence[Tensor]) -> None:
+    def average(
+        self,
+        all_reduce: CompressedAllReduce,
+        flat: Tensor,
+        parameters: Sequence[Parameter],
+        gradients: Sequence[Tensor],
+    ) -> None:
+        """Replace a flat bucket by its approximate mean over all ranks."""
         plain: list[Tensor] = []
-        matrices: list[_Matrix] = []
+        matrices: list[_LowRankGradient] = []
         for parameter, gradient in zip(parameters, gradients, strict=True):
-            memory = self._memories[parameter]
-            memory.passes += 1
-            if memory.passes > self.start_after and self._is_worth_it(gradient):
-                matrices.append(self._begin(memory, gradient))
+            state = self._states[parameter]
+            state.passes += 1
+            if state.passes > self.start_after and self._is_compressible(gradient):
+                matrices.append(self._begin(state, gradient))
             else:
                 plain.append(gradient)
         if not matrices:
-            wire.average(flat, AsTheyAre(flat.dtype))
+            all_reduce.average(flat, Uncompressed(flat.dtype))
             return
-        for gradient, mean in zip(plain, _shared(wire, plain, [each.p for each in matrices]), strict=True):
+        means = _average_together(all_reduce, plain, [each.p for each in matrices])
+        for gradient, mean in zip(plain, means, strict=True):
             gradient.copy_(mean)
         for each in matrices:
-            each.p, each.q = _turned(each)
-        _shared(wire, [], [each.q for each in matrices])
+            each.p, each.q = _orthogonalize(each)
+        _average_together(all_reduce, [], [each.q for each in matrices])
         for each in matrices:
             self._end(each)
 
-    def value(self, names: Mapping[Parameter, str]) -> dict[str, Any]:
-        """For a checkpoint: by name, and what is each rank's own as a row of one tensor for all."""
+    def state_dict(self, names: Mapping[Parameter, str]) -> dict[str, Any]:
+        """Return the state by parameter name. Each rank's error becomes a row of one tensor."""
         return {
             names[parameter]: {
-                "number": memory.number,
-                "passes": memory.passes,
-                "q": memory.q,
-                "error": None if memory.error is None else self._as_shard(memory.error),
+                "number": state.number,
+                "passes": state.passes,
+                "q": state.q,
+                "error": None if state.error is None else self._as_shard(state.error),
             }
-            for parameter, memory in self._memories.items()
+            for parameter, state in self._states.items()
             if parameter in names
         }
 
-    def load(self, value: Mapping[str, Any], names: Mapping[Parameter, str]) -> None:
-        owners = {name: parameter for parameter, name in names.items()}
-        self._memories = {}
-        for name, saved in sorted(value.items(), key=lambda item: int(item[1]["number"])):
-            parameter = owners[name]
-            memory = self._memories[parameter] = _Memory(len(self._memories), saved["passes"])
-            memory.q = None if saved["q"] is None else saved["q"].to(parameter.device)
+    def load_state_dict(self, state: Mapping[str, Any], names: Mapping[Parameter, str]) -> None:
+        """Continue from a checkpoint, perhaps of another number of ranks."""
+        parameters = {name: parameter for parameter, name in names.items()}
+        self._states = {}
+        for name, saved in sorted(state.items(), key=lambda item: int(item[1]["number"])):
+            parameter = parameters[name]
+            restored = self._states[parameter] = _ParameterState(len(self._states), saved["passes"])
+            restored.q = None if saved["q"] is None else saved["q"].to(parameter.device)
             if self.error_feedback and saved["error"] is not None:
-                memory.error = self._own_row(saved["error"], parameter)
+                restored.error = self._own_row(saved["error"], parameter)
 
-    def _is_worth_it(self, gradient: Tensor) -> bool:
+    def _is_compressible(self, gradient: Tensor) -> bool:
         if gradient.dim() < 2 or not gradient.numel() or not gradient.is_floating_point():
             return False
         rows, columns = len(gradient), gradient.numel() // len(gradient)
         return (rows + columns) * min(self.rank, rows, columns) * self.min_compression_rate < gradient.numel()
 
-    def _begin(self, memory: _Memory, gradient: Tensor) -> _Matrix:
-        content = gradient.reshape(len(gradient), -1).to(computed_in(gradient.dtype))
-        if memory.error is not None:
-            content = content + memory.error
-        start = self._start(memory, content)
-        return _Matrix(memory, gradient, content, start, content @ start, start)
+    def _begin(self, state: _ParameterState, gradient: Tensor) -> _LowRankGradient:
+        matrix = gradient.reshape(len(gradient), -1).to(accumulation_dtype(gradient.dtype))
+        if state.error is not None:
+            matrix = matrix + state.error
+        start = self._start(state, matrix)
+        return _LowRankGradient(state, gradient, matrix, start, matrix @ start, start)
 
-    def _start(self, memory: _Memory, content: Tensor) -> Tensor:
-        shape = (content.shape[1], min(self.rank, *content.shape))
-        if self.warm_start and memory.q is not None and memory.q.shape == shape:
-            return memory.q
-        return torch.randn(shape, generator=stream(self.seed, "powersgd", memory.number, memory.passes)).to(content)
+    def _start(self, state: _ParameterState, matrix: Tensor) -> Tensor:
+        shape = (matrix.shape[1], min(self.rank, *matrix.shape))
+        if self.warm_start and state.q is not None and state.q.shape == shape:
+            return state.q
+        return torch.randn(shape, generator=stream(self.seed, "powersgd", state.number, state.passes)).to(matrix)
 
-    def _end(self, each: _Matrix) -> None:
-        """An infinity or a NaN goes on to the gradient, where it is looked for, and is not remembered."""
+    def _end(self, each: _LowRankGradient) -> None:
+        """Write the approximation into the gradient. Infinities and NaNs go there, too, but not into the state."""
         approximation = each.p @ each.q.T
         is_finite = approximation.isfinite().all()
-        memory = each.memory
+        state = each.state
         if self.warm_start:
-            memory.q = torch.where(is_finite, each.q, each.start)
+            state.q = torch.where(is_finite, each.q, each.start)
         if self.error_feedback:
-            error = torch.zeros_like(each.content) if memory.error is None else memory.error
-            memory.error = torch.where(is_finite, each.content - approximation, error)
-        each.gradient.copy_(approximation.view(each.gradient.shape))  # at last: the content may be a view of it
+            error = torch.zeros_like(each.matrix) if state.error is None else state.error
+            state.error = torch.where(is_finite, each.matrix - approximation, error)
+        each.gradient.copy_(approximation.view(each.gradient.shape))  # last: the matrix may be a view of it
 
     def _as_shard(self, error: Tensor) -> Shard:
         return Shard(error.reshape(1, -1), (self.world.rank, 0), (self.world.size, error.numel()))
 
     def _own_row(self, rows: Tensor, parameter: Parameter) -> Tensor:
-        """On another number of ranks everybody takes the mean: it is the mean that was left out of the gradients."""
+        """Return this rank's error; the mean if the number of ranks has changed, as gradients are averaged, too."""
         own = rows[self.world.rank] if len(rows) == self.world.size else rows.mean(0)
         return own.view(len(parameter), -1).to(parameter.device, copy=True)
 
 
-def _turned(each: _Matrix) -> tuple[Tensor, Tensor]:
-    """An orthonormal basis of what the ranks' products span, and this rank's matrix as seen from there."""
+def _orthogonalize(each: _LowRankGradient) -> tuple[Tensor, Tensor]:
+    """Return an orthonormal basis of the averaged p, and this rank's q for that basis."""
     p = torch.linalg.qr(each.p).Q
-    return p, each.content.T @ p
+    return p, each.matrix.T @ p
 
 
-def _shared(wire: Wire, plain: Sequence[Tensor], factors: Sequence[Tensor]) -> list[Tensor]:
-    """The means of all these, taken together: the factors' in place, those of the others returned."""
-    flat = torch.cat([each.reshape(-1).to(computed_in(each.dtype)) for each in (*plain, *factors)])
-    wire.average(flat, AsTheyAre(flat.dtype))
+def _average_together(
+    all_reduce: CompressedAllReduce, plain: Sequence[Tensor], factors: Sequence[Tensor]
+) -> list[Tensor]:
+    """Average all these tensors in one message: the factors in place; return the means of the plain ones."""
+    flat = torch.cat([each.reshape(-1).to(accumulation_dtype(each.dtype)) for each in (*plain, *factors)])
+    all_reduce.average(flat, Uncompressed(flat.dtype))
     pieces = torch.split(flat, [each.numel() for each in (*plain, *factors)])
     for factor, piece in zip(factors, pieces[len(plain) :], strict=True):
         factor.copy_(piece.view(factor.shape))

@@ -1,1 +1,1 @@
-"""What is written into the run folder, and how it is read back: the one contract between training and watching."""
+"""Everything in the run folder: how it is written and read; training and watching share nothing else."""

@@ -1,4 +1,4 @@
-"""Append-only files of one JSON object a line, and how to read them while they grow."""
+"""JSON Lines files: appended one whole line at a time, and readable while they grow."""
 
 import errno
 import hashlib
@@ -9,26 +9,25 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lockstep.config.json_text import parse_json
 from lockstep.errors import UserError
-from lockstep.events.event import Event
+from lockstep.events.event_log import Event
 
 logger = logging.getLogger("lockstep")
 
 _MAX_LINE_BYTES = 2**20
 
 
-class Mark(NamedTuple):
-    """How a file began: the sha256, in hex, of its first bytes."""
+class FileMark(NamedTuple):
+    """The size of a file at some time, and the sha256, in hex, of its bytes up to there."""
 
     size: int
     sha256: str
 
 
-class JsonLines:
-    """A sink that appends. One write call a line, so that a kill leaves at most the last line torn.
+class JsonlWriter:
+    """A sink that appends to a file, with a single write per line, so that a kill tears at most the last line.
 
-    A disk that is full or gone costs lines, not the run: that is said once, and every further line is tried again.
+    If the disk is full or gone, lines are lost but the run goes on: it warns once, and tries every further line.
     """
 
     def __init__(self, path: Path) -> None:
@@ -46,6 +45,7 @@ class JsonLines:
             self._append(b"\n")  # a kill tore the last line: keep ours apart from it
 
     def emit(self, event: Event) -> None:
+        """Append one line."""
         line = json.dumps(event, allow_nan=False).encode() + b"\n"
         try:
             self._append(b"\n" + line if self._is_torn else line)
@@ -55,10 +55,12 @@ class JsonLines:
                 logger.warning("%s: lines are being lost: %s", self._path, error.strerror or error)
             self._is_failing = True
 
-    def mark(self) -> Mark:
-        return Mark(self._size, self._hash.hexdigest())
+    def mark(self) -> FileMark:
+        """The file's size and hash now."""
+        return FileMark(self._size, self._hash.hexdigest())
 
     def close(self) -> None:
+        """Close the file."""
         self._file.close()
 
     def _append(self, data: bytes) -> None:
@@ -70,15 +72,23 @@ class JsonLines:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def read_lines(path: Path, max_bytes: int = _MAX_LINE_BYTES) -> Iterator[dict[str, Any]]:
-    """The whole objects of a file; torn, foreign and overlong lines, of more than `max_bytes`, are passed over."""
+def parse_json(data: bytes | str) -> Any:
+    """`json.loads` for untrusted data: nesting too deep for the parser is a ValueError too, like any other bad text."""
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def read_jsonl(path: Path, max_bytes: int = _MAX_LINE_BYTES) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a file, one per line; skips torn lines, other JSON, and lines longer than `max_bytes`."""
     with path.open("rb") as file:
         while line := file.readline(max_bytes):
-            whole = line.endswith(b"\n")
+            is_whole = line.endswith(b"\n")
             while line and not line.endswith(b"\n"):
-                line = file.readline(max_bytes)  # the rest of an overlong line is not a line of its own
+                line = file.readline(max_bytes)  # the rest of an overlong line is not a line by itself
             try:
-                value = parse_json(line) if whole else None
+                value = parse_json(line) if is_whole else None
             except ValueError:
                 continue
             if isinstance(value, dict):
@@ -86,20 +96,23 @@ def read_lines(path: Path, max_bytes: int = _MAX_LINE_BYTES) -> Iterator[dict[st
 
 
 def newest_attempts(events: Iterable[Event]) -> list[Event]:
-    """After a kill steps repeat: keep, for each (kind, step), all that the highest attempt said, in order of step."""
+    """The events in order of step, without those of steps that a later attempt repeated after a kill.
+
+    For each (kind, step) the events of the highest attempt are merged into one.
+    """
     newest: dict[tuple[str, int], Event] = {}
     for event in events:
         key = (event["kind"], event["step"])
         known = newest.get(key)
         if known is None or event["attempt"] > known["attempt"]:
             newest[key] = event
-        elif event["attempt"] == known["attempt"]:  # a step may say its loss, then an image, then a text
-            newest[key] = _together(known, event)
+        elif event["attempt"] == known["attempt"]:  # a step may log its loss, then an image, then a text
+            newest[key] = _merged(known, event)
     return sorted(newest.values(), key=lambda event: (event["step"], event["t"]))
 
 
-def _together(earlier: Event, later: Event) -> Event:
-    """What both said; where they differ, the later. The images of two events are all of a step's images."""
+def _merged(earlier: Event, later: Event) -> Event:
+    """The fields of both, the later winning; fields that are dicts in both, such as images, are merged too."""
     inner = {
         name: {**earlier[name], **value}
         for name, value in later.items()
@@ -109,7 +122,7 @@ def _together(earlier: Event, later: Event) -> Event:
 
 
 def _sha256(path: Path, size: int) -> "hashlib._Hash":
-    """Of a file's first bytes."""
+    """The hash of a file's first `size` bytes."""
     sha256 = hashlib.sha256()
     with path.open("rb") as file:
         while size > 0 and (data := file.read(min(size, _MAX_LINE_BYTES))):
@@ -119,7 +132,7 @@ def _sha256(path: Path, size: int) -> "hashlib._Hash":
 
 
 def ends_with_newline(path: Path) -> bool:
-    """Else a kill tore its last line. The file must not be empty."""
+    """Is the last line whole? If not, a kill tore it. The file must not be empty."""
     with path.open("rb") as file:
         file.seek(-1, 2)
         return file.read(1) == b"\n"

@@ -1,5 +1,6 @@
-"""The run folder: what stands where, and how a run claims it."""
+"""The run folder: its paths, and how one process at a time claims it, with its settings."""
 
+import hashlib
 import json
 import os
 import secrets
@@ -12,95 +13,143 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-from lockstep.config.json_text import parse_json
 from lockstep.errors import UserError
-from lockstep.events.jsonl import read_lines
-from lockstep.events.whole_files import flush, write_whole
+from lockstep.events.atomic_files import flush, write_atomic
+from lockstep.events.jsonl import parse_json, read_jsonl
 
 FORMAT_VERSION = 1
 
-_MAX_RUN_JSON_BYTES = 2**20
+_MAX_FILE_BYTES = 2**20  # of run.json and config.yaml
 
 
-class Settings(Protocol):
-    """What a run was asked to do, in a form that can be written down and compared."""
+class RunSettings(Protocol):
+    """What a run was asked to do, in a form that can be saved and compared: a config, or a script's arguments."""
 
     def text(self) -> str:
-        """For config.yaml."""
+        """The content of config.yaml."""
         ...
 
-    def digest(self) -> str: ...
+    def digest(self) -> str:
+        """What identifies the settings in run.json."""
+        ...
 
     def changes_since(self, path: Path) -> list[str]:
-        """One line for each setting that differs from those in a config.yaml and belongs to the run for life."""
+        """One line for each setting that differs from the config.yaml at `path` and that a resumed run must keep."""
         ...
 
 
 @dataclass(frozen=True)
+class ScriptSettings:
+    """Settings that a script passed as arguments, saved as JSON, which is YAML too. Needs no pydantic and no PyYAML."""
+
+    values: Mapping[str, Any]
+
+    def text(self) -> str:
+        """The content of config.yaml."""
+        return json.dumps(self.values, indent=1) + "\n"
+
+    def digest(self) -> str:
+        """What identifies the settings in run.json."""
+        return hashlib.sha256(json.dumps(self.values, sort_keys=True).encode()).hexdigest()
+
+    def changes_since(self, path: Path) -> list[str]:
+        """One line for each setting that differs from the file's, as in `seed: 1 → 2`."""
+        with path.open("rb") as file:
+            try:
+                before = parse_json(file.read(_MAX_FILE_BYTES))
+            except ValueError:
+                before = None
+        if not isinstance(before, dict):
+            return ["these settings were not written by a script"]
+        now = json.loads(json.dumps(self.values))
+        return [
+            f"{name}: {before.get(name, '(absent)')} → {now.get(name, '(absent)')}"
+            for name in dict.fromkeys([*before, *now])
+            if (name in before, before.get(name)) != (name in now, now.get(name))
+        ]
+
+
+@dataclass(frozen=True)
 class Claim:
-    """A run's hold on its folder, until it is released or the process ends."""
+    """A run's exclusive hold on its folder, until it is released or the process ends."""
 
     run_id: str
     attempt: int
     lock: TextIO
 
     def release(self) -> None:
+        """Let other processes claim the folder."""
         self.lock.close()
 
 
 @dataclass(frozen=True)
 class RunFolder:
+    """The paths inside a run folder, and the way to claim it."""
+
     path: Path
 
     @property
     def config(self) -> Path:
+        """The resolved config, or a script's settings."""
         return self.path / "config.yaml"
 
     @property
-    def facts(self) -> Path:
+    def run_json(self) -> Path:
+        """The run's id, creation time, config digest and fingerprint."""
         return self.path / "run.json"
 
     @property
     def events(self) -> Path:
+        """Rank 0's events."""
         return self.path / "events.jsonl"
 
     @property
     def trace(self) -> Path:
+        """Digests of every step, if the run writes a trace."""
         return self.path / "digests.jsonl"
 
     @property
     def history(self) -> Path:
+        """The metrics of every evaluation, in one file."""
         return self.path / "history.json"
 
     @property
     def ledger(self) -> Path:
+        """Which samples each checkpoint had consumed."""
         return self.path / "ledger.jsonl"
 
     @property
     def checkpoints(self) -> Path:
+        """The checkpoints, one folder each."""
         return self.path / "checkpoints"
 
     @property
     def evaluations(self) -> Path:
-        """Of a search: what each rank has evaluated."""
+        """The designs that each rank of a search has evaluated."""
         return self.path / "evaluations"
 
     def rank_log(self, rank: int) -> Path:
+        """One rank's timing and memory."""
         return self.path / "ranks" / f"{rank}.jsonl"
 
-    def claim(self, settings: Settings, fingerprint: Mapping[str, Any], *, force: bool = False) -> Claim:
-        """Make the folder ours, or come back to it with the same settings.
+    def claim(self, settings: RunSettings, fingerprint: Mapping[str, Any], *, force: bool = False) -> Claim:
+        """Start a run in the folder, or resume the one in it.
 
-        Other settings, a folder that is not a run's, or one that another process is training in, is refused. `force`:
-        other settings are taken, and written down; those that change no bit are in any case.
+        Raises a UserError if the folder is not a run's, if another process is using it, or if its run has other
+        settings.
+
+        Args:
+            settings: what the run was asked to do. Settings that change no bit of the result may differ from before.
+            fingerprint: what else the result depends on, saved in run.json.
+            force: accept any other settings, and save them.
         """
         try:
             if self._is_foreign():
-                raise UserError(f"{self.path} exists and is not a run folder: choose another with --run")
-            self._make()
+                raise UserError(f"{self.path} exists and is not a run folder: choose another folder with --run")
+            self._create()
             lock = self._lock()
             try:
-                enter = partial(self._come_back, force=force) if self.facts.exists() else self._begin
+                enter = partial(self._resume, force=force) if self.run_json.exists() else self._start
                 return Claim(enter(settings, fingerprint), self._next_attempt(), lock)
             except BaseException:
                 lock.close()
@@ -108,21 +157,21 @@ class RunFolder:
         except OSError as error:
             raise UserError(f"cannot use the run folder {self.path}: {error.strerror or error}") from None
 
-    def _make(self) -> None:
-        """On the disk as well: checkpoints in a folder that a power cut undoes are lost with it."""
+    def _create(self) -> None:
+        """Flushed to the disk: if a power cut undid the folder, its checkpoints would be lost with it."""
         new = [path for path in (self.path, *self.path.parents) if not path.exists()]
         self.path.mkdir(parents=True, exist_ok=True)
         for path in new:
             flush(path.parent)
 
     def _is_foreign(self) -> bool:
-        if not self.path.exists() or self.facts.exists():
+        if not self.path.exists() or self.run_json.exists():
             return False
-        # A start that was killed before it wrote run.json leaves its config, its lock and drafts.
+        # A start that was killed before it wrote run.json leaves a config, a lock and drafts.
         return any(entry != self.config and not entry.name.startswith(".") for entry in self.path.iterdir())
 
     def _lock(self) -> TextIO:
-        """A lock that ends with this process, however it ends, and that no process it forks can keep."""
+        """A lock that ends with this process, however it ends, and that forked processes do not inherit."""
         lock = (self.path / ".lock").open("a+")
         if sys.platform != "win32":
             import fcntl
@@ -134,57 +183,60 @@ class RunFolder:
                 owner = lock.read(200).strip()
                 lock.close()
                 raise UserError(
-                    f"{self.path} is in use by {owner}: wait for it, or choose another with --run"
+                    f"{self.path} is in use by {owner}: wait for it to end, or choose another folder with --run"
                 ) from None
         lock.truncate(0)
         lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         lock.flush()
         return lock
 
-    def _begin(self, settings: Settings, fingerprint: Mapping[str, Any]) -> str:
-        write_whole(self.config, settings.text(), to_disk=True)
-        facts = {
+    def _start(self, settings: RunSettings, fingerprint: Mapping[str, Any]) -> str:
+        write_atomic(self.config, settings.text(), to_disk=True)
+        content = {
             "format": FORMAT_VERSION,
             "run_id": secrets.token_hex(8),
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "config_digest": settings.digest(),
             "fingerprint": dict(fingerprint),
         }
-        write_whole(self.facts, json.dumps(facts, indent=1) + "\n", to_disk=True)
-        return str(facts["run_id"])
+        write_atomic(self.run_json, json.dumps(content, indent=1) + "\n", to_disk=True)
+        return str(content["run_id"])
 
-    def read_facts(self) -> dict[str, Any]:
-        """run.json, checked."""
-        with self.facts.open("rb") as file:
+    def read_run_json(self) -> dict[str, Any]:
+        """The content of run.json; a UserError if it is damaged or of another format."""
+        with self.run_json.open("rb") as file:
             try:
-                facts = parse_json(file.read(_MAX_RUN_JSON_BYTES))
+                content = parse_json(file.read(_MAX_FILE_BYTES))
             except ValueError:
-                facts = None
-        if not isinstance(facts, dict) or not isinstance(facts.get("run_id"), str):
-            raise UserError(f"{self.facts} is damaged: choose another folder with --run")
-        if facts.get("format") != FORMAT_VERSION:
-            raise UserError(f"{self.facts}: format {facts.get('format')!r}, this lockstep writes {FORMAT_VERSION}")
-        return facts
+                content = None
+        if not isinstance(content, dict) or not isinstance(content.get("run_id"), str):
+            raise UserError(f"{self.run_json} is damaged: choose another folder with --run")
+        if content.get("format") != FORMAT_VERSION:
+            raise UserError(
+                f"{self.run_json}: expected format {FORMAT_VERSION}, got {content.get('format')!r}: "
+                "use the version of lockstep that wrote it"
+            )
+        return content
 
-    def _come_back(self, settings: Settings, fingerprint: Mapping[str, Any], *, force: bool) -> str:
-        facts = self.read_facts()
-        if facts.get("config_digest") != settings.digest():
+    def _resume(self, settings: RunSettings, fingerprint: Mapping[str, Any], *, force: bool) -> str:
+        content = self.read_run_json()
+        if content.get("config_digest") != settings.digest():
             changes = settings.changes_since(self.config)
             if changes and not force:
                 raise UserError(
-                    f"{self.path} holds a run with another config: choose another folder with --run, or go on with "
-                    'this one by --force (in a script: resume="force")\n'
+                    f"{self.path} holds a run with another config: choose another folder with --run, or continue it "
+                    'with the new config by --force (in a script: resume="force")\n'
                     + "\n".join(f"  {change}" for change in changes)
                 )
-            changed = {**facts, "config_digest": settings.digest()}
-            if changes:  # the run is another one from here on
+            changed = {**content, "config_digest": settings.digest()}
+            if changes:  # from here on the result depends on these
                 changed["fingerprint"] = dict(fingerprint)
-            write_whole(self.config, settings.text(), to_disk=True)
-            write_whole(self.facts, json.dumps(changed, indent=1) + "\n", to_disk=True)
-        return str(facts["run_id"])
+            write_atomic(self.config, settings.text(), to_disk=True)
+            write_atomic(self.run_json, json.dumps(changed, indent=1) + "\n", to_disk=True)
+        return str(content["run_id"])
 
     def _next_attempt(self) -> int:
         if not self.events.exists():
             return 1
-        attempts = (event.get("attempt") for event in read_lines(self.events))
+        attempts = (event.get("attempt") for event in read_jsonl(self.events))
         return 1 + max((attempt for attempt in attempts if isinstance(attempt, int)), default=0)

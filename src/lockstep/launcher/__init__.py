@@ -1,1 +1,1 @@
-"""One agent per machine: start the processes, watch them, explain how they ended."""
+"""The agent of each machine: starts a job's processes, watches and restarts them, explains failures."""

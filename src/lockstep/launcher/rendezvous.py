@@ -1,62 +1,79 @@
-"""Where the agents of a job meet, and the store each round of workers gets."""
+"""Where the agents of a job meet before each attempt, and the fresh store that its ranks get."""
 
 import time
 from contextlib import suppress
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
-from torch._C._distributed_c10d import Store, TCPStore  # torch.distributed re-exports these untyped
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
-from lockstep.config.placement import Node
-from lockstep.errors import MeetingError, WorldError
-from lockstep.launcher.store import await_keys, hold_store, reach_store
+from lockstep.config.placement import MachineNode
+from lockstep.errors import RendezvousError, WorldError
+from lockstep.launcher.tcp_store import connect_store, host_store, wait_for_keys
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store, TCPStore  # for its types, which the public name lacks
+else:
+    from torch.distributed import Store, TCPStore
 
 _MEETING_TIMEOUT = timedelta(minutes=10)
-_LOOK_EVERY_S = 0.5
-_ENDED = "ended"
+_POLL_INTERVAL_S = 0.5
+_JOB_ENDED_KEY = "ended"
 
 
 class FreshStoreRendezvous(RendezvousHandler):
     """A fixed set of machines, and a new store for every round.
 
-    A store that is reused after a restart hands out the addresses of dead processes. So machine 0 holds a new one each
-    round, on a port of its own; where there are other machines it tells them through a second store, at the address
-    and port they were given, that lives as long as the job. On one machine everything listens on loopback. An agent
-    that takes the place of one that was lost comes to the round after the last that the other was in.
+    A store that is reused after a restart hands out the addresses of dead processes. So machine 0 hosts a new one each
+    round, on a free port. If there are other machines, it tells them the port through a second store, the meeting
+    store, at the address and port that they were given, which lives as long as the job. On one machine everything
+    listens on loopback. An agent that replaces a lost one joins the round after the last that the lost one was in.
     """
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: MachineNode) -> None:
         self._node = node
         self._round = 0
-        self._meeting: Store | None = None
+        self._meeting_store: Store | None = None
         self._round_store: TCPStore | None = None
         self._closed = False
 
     def next_rendezvous(self) -> RendezvousInfo:
+        """Meet the other machines, and return the store of this round."""
         self._round += 1
         address, index, count = self._node.master_addr, self._node.index, self._node.count
         if index == 0:
-            self._round_store = hold_store(address, 0, _MEETING_TIMEOUT)
-            self._meet(str(self._round_store.port))
+            self._round_store = host_store(address, 0, _MEETING_TIMEOUT)
+            self._exchange(str(self._round_store.port))
         else:
-            self._round_store = self._reach(int(self._meet("here")[0]))
+            self._round_store = self._connect(int(self._exchange("here")[0]))
         return RendezvousInfo(self._round_store, index, count, RendezvousStoreInfo(address, self._round_store.port))
 
-    def _meet(self, word: str) -> list[str]:
-        """Say a word and hear every machine's, in order: machine 0 says the port of the round's store."""
+    @property
+    def num_restarts(self) -> int:
+        """How many restarts the job has had; all machines agree on it, also one that has joined later."""
+        return self._round - 1
+
+    def announce_end(self) -> None:
+        """Tell the other machines that this one will not come again, so that they do not wait for it."""
+        if self._meeting_store is not None:
+            with suppress(RuntimeError):  # machine 0 is gone already
+                self._meeting_store.set(_JOB_ENDED_KEY, f"machine {self._node.index} has ended the job; see its output")
+
+    def _exchange(self, message: str) -> list[str]:
+        """Send a message and return those of all machines, in order: machine 0's is the port of the round's store."""
         if self._node.count == 1:
-            return [word]
+            return [message]
         address, port, index = self._node.master_addr, self._node.master_port, self._node.index
-        if self._meeting is None:
-            self._meeting = hold_store(address, port, _MEETING_TIMEOUT) if index == 0 else self._reach(port)
-            while self._meeting.check([self._key(index)]):
+        if self._meeting_store is None:
+            self._meeting_store = host_store(address, port, _MEETING_TIMEOUT) if index == 0 else self._connect(port)
+            while self._meeting_store.check([self._key(index)]):
                 self._round += 1
         keys = [self._key(other) for other in range(self._node.count)]
         try:
-            self._meeting.set(keys[index], word)
-            self._await_machines(self._meeting, keys)
-            return [self._meeting.get(key).decode() for key in keys]
+            self._meeting_store.set(keys[index], message)
+            self._wait_for_machines(self._meeting_store, keys)
+            return [self._meeting_store.get(key).decode() for key in keys]
         except RuntimeError as error:  # the base of torch's network and store errors
             if self._round == 1:
                 raise
@@ -65,34 +82,25 @@ class FreshStoreRendezvous(RendezvousHandler):
     def _key(self, machine: int) -> str:
         return f"round/{self._round}/machine/{machine}"
 
-    def _reach(self, port: int) -> TCPStore:
+    def _connect(self, port: int) -> TCPStore:
         try:
-            return reach_store(self._node.master_addr, port, _MEETING_TIMEOUT, f"machine {self._node.index}")
+            return connect_store(self._node.master_addr, port, _MEETING_TIMEOUT, f"machine {self._node.index}")
         except WorldError as error:
-            raise MeetingError(str(error)) from None
+            raise RendezvousError(str(error)) from None
 
-    def _await_machines(self, meeting: Store, keys: list[str]) -> None:
+    def _wait_for_machines(self, store: Store, keys: list[str]) -> None:
         deadline = time.monotonic() + _MEETING_TIMEOUT.total_seconds()
-        while missing := await_keys(meeting, keys, min(deadline, time.monotonic() + _LOOK_EVERY_S)):
-            if meeting.check([_ENDED]):
-                raise RendezvousGracefulExitError(meeting.get(_ENDED).decode())
+        while missing := wait_for_keys(store, keys, min(deadline, time.monotonic() + _POLL_INTERVAL_S)):
+            if store.check([_JOB_ENDED_KEY]):
+                raise RendezvousGracefulExitError(store.get(_JOB_ENDED_KEY).decode())
             if time.monotonic() > deadline:
-                raise MeetingError(
-                    f"machine {self._node.index} waited in vain for machine {', '.join(map(str, missing))} of "
+                raise RendezvousError(
+                    f"machine {self._node.index} timed out waiting for machine {', '.join(map(str, missing))} of "
                     f"{self._node.count} at {self._node.master_addr}:{self._node.master_port}: not started, or cannot "
                     "connect"
                 )
 
-    @property
-    def num_restarts(self) -> int:
-        """Of the job: all machines count alike, also one that came later."""
-        return self._round - 1
-
-    def tell_end(self) -> None:
-        """This machine will not come again: the others need not wait for it."""
-        if self._meeting is not None:
-            with suppress(RuntimeError):  # machine 0 is gone already
-                self._meeting.set(_ENDED, f"machine {self._node.index} has ended the job; see there")
+    # The rest is torch's interface of a rendezvous handler.
 
     @property
     def use_agent_store(self) -> bool:
@@ -114,5 +122,5 @@ class FreshStoreRendezvous(RendezvousHandler):
         self._closed = True
 
     def shutdown(self) -> bool:
-        self._round_store = self._meeting = None
+        self._round_store = self._meeting_store = None
         return True

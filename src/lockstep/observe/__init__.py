@@ -1,1 +1,1 @@
-"""Watching a run: everything here takes events in or reads the run folder, and can never disturb training."""
+"""Read a run folder, or receive its events, and describe the run; nothing here can disturb training."""

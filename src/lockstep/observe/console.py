@@ -1,20 +1,27 @@
-"""What a person sees while training: a progress bar on a terminal, plain lines elsewhere, or JSON for programs."""
+"""Show a run's events: a progress bar on a terminal, plain lines elsewhere, or JSON."""
 
 import json
 import os
 import sys
-from collections.abc import Callable
-from typing import TextIO
+from collections.abc import Callable, Mapping
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from lockstep.events.event import Event, Sink
-from lockstep.observe import search_words
+from lockstep.events.event_log import Event, Sink
+
+_GENES_PER_LINE = 6
 
 
 def console_for(stream: TextIO = sys.stdout, *, quiet: bool = False, as_json: bool = False) -> list[Sink]:
-    """The sinks that show a run on `stream`: none when quiet."""
+    """Return the sinks that show a run on `stream`; none if `quiet`.
+
+    Args:
+        stream: where to write.
+        quiet: show nothing, unless `as_json` is set.
+        as_json: write the events themselves, one JSON object per line.
+    """
     if as_json:
         return [JsonConsole(stream)]
     if quiet:
@@ -23,34 +30,36 @@ def console_for(stream: TextIO = sys.stdout, *, quiet: bool = False, as_json: bo
 
 
 class PlainConsole:
-    """One line an event, for logs and pipes."""
+    """Describes each event in one or more lines, for logs and pipes."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def emit(self, event: Event) -> None:
-        for line in describe(event):
-            _say(line, self._stream)
+        """Print an event."""
+        for line in describe_event(event):
+            _print(line, self._stream)
 
     def close(self) -> None:
-        pass
+        """Do nothing: the stream stays open."""
 
 
 class JsonConsole:
-    """The events themselves, one JSON object a line."""
+    """Prints the events themselves, one JSON object per line."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def emit(self, event: Event) -> None:
-        _say(json.dumps(event), self._stream)
+        """Print an event."""
+        _print(json.dumps(event), self._stream)
 
     def close(self) -> None:
-        pass
+        """Do nothing: the stream stays open."""
 
 
 class ProgressConsole:
-    """A live bar with the loss, or a search's best values; evaluations scroll above it."""
+    """Shows a live bar with the loss, or with a search's best values; other events scroll above it."""
 
     def __init__(self, stream: TextIO) -> None:
         self._console = Console(file=stream, highlight=False)
@@ -65,42 +74,50 @@ class ProgressConsole:
         self._task = self._progress.add_task("training", total=None, loss="")
 
     def emit(self, event: Event) -> None:
+        """Move the bar, or print an event above it."""
         if event["kind"] == "step" and "loss" in event:
             self._progress.update(self._task, completed=event["step"], loss=f"loss {_number(event['loss'])}")
             return
         if event["kind"] == "step" and "generation" in event:
-            best = "" if event["found"] is None else f"best {search_words.values(event['found'])}"
+            best = "" if event["found"] is None else f"best {_named_values(event['found'])}"
             self._progress.update(self._task, completed=event["step"], loss=best)
             if event["design"] is None and not event["reasons"]:
                 return
         if event["kind"] == "end":
             self._progress.update(self._task, completed=event["step"])
-            self._progress.stop()  # first, so that the result stands below the bar
-        for line in describe(event):
+            self._progress.stop()  # first, so that the result is printed below the bar
+        for line in describe_event(event):
             self._console.print(line, markup=False)
         if event["kind"] == "start":
-            total, what = (
-                (event["total_rounds"], "searching") if "total_rounds" in event else (event["total_steps"], "training")
-            )
-            self._progress.update(self._task, total=total, completed=event["step"], description=what)
-            self._progress.start()
+            self._start_bar(event)
 
     def close(self) -> None:
+        """Stop the bar."""
         self._progress.stop()
 
+    def _start_bar(self, event: Event) -> None:
+        is_search = "total_rounds" in event
+        self._progress.update(
+            self._task,
+            total=event["total_rounds"] if is_search else event["total_steps"],
+            completed=event["step"],
+            description="searching" if is_search else "training",
+        )
+        self._progress.start()
 
-def _say(text: str, stream: TextIO) -> None:
+
+def describe_event(event: Event) -> list[str]:
+    """Describe an event in one or more lines."""
+    describe = _DESCRIBE.get(event["kind"])
+    return [f"{event['kind']} at step {event['step']}"] if describe is None else describe(event)
+
+
+def _print(text: str, stream: TextIO) -> None:
     try:
         print(text, file=stream, flush=True)
     except BrokenPipeError:
-        # Whoever read our output has left (`… | head -1`): train on, unwatched.
+        # Whatever read our output has exited (`… | head -1`): continue training without output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-def describe(event: Event) -> list[str]:
-    """An event in words, as one or more lines."""
-    words = _WORDS.get(event["kind"])
-    return [f"{event['kind']} at step {event['step']}"] if words is None else words(event)
 
 
 def _start(event: Event) -> list[str]:
@@ -108,18 +125,18 @@ def _start(event: Event) -> list[str]:
     if event["backend"] is not None:
         lines.append(f"Initialized DDP with {event['processes']} processes ({event['backend']}, {event['device']})")
     if event["launcher"] not in ("none", "lockstep"):
-        lines.append(f"these processes are workers, supervised by whoever started them ({event['launcher']})")
+        lines.append(f"these processes are workers, supervised by the launcher that started them ({event['launcher']})")
     if event.get("is_done"):
-        lines.append(f"nothing is left to do: finished after step {event['step']}, as {event['resumed']} says")
+        lines.append(f"nothing left to do: the run has finished after step {event['step']} ({event['resumed']})")
     elif event["resumed"] is not None:
         lines.append(f"resumed at step {event['step']} from {event['resumed']} (attempt {event['attempt']})")
     elif event["attempt"] > 1:
-        lines.append(f"attempt {event['attempt']}: no checkpoint in this folder yet, training starts at the first step")
+        lines.append(f"attempt {event['attempt']}: no checkpoint in this folder yet, starting from the first step")
     if "total_rounds" in event:
-        return [*lines, search_words.start(event)]
+        return [*lines, _search_start(event)]
     lines.append(
         f"{event['recipe']}: {event['parameters']:,} parameters on {event['device']}, "
-        f"{_batch(event)}, {_rates(event)}, {event['total_steps']} steps → {event['folder']}"
+        f"{_batch(event)}, {_learning_rates(event)}, {event['total_steps']} steps → {event['folder']}"
     )
     if event["processes"] > 1:
         lines.append(f"parallel: {event['parallel']} ({event['why_parallel']})")
@@ -130,20 +147,47 @@ def _start(event: Event) -> list[str]:
 
 def _batch(event: Event) -> str:
     batch, lanes, processes = event["effective_batch"], event["lanes"], event["processes"]
-    work = f"effective batch {batch} = {lanes} lane{'s' * (lanes > 1)} × {batch // lanes}"
+    split = f"effective batch {batch} = {lanes} lane{'s' * (lanes > 1)} × {batch // lanes}"
     if processes == 1:
-        return f"{work} on one process"
-    return f"{work} on {processes} processes (speed-up at most ×{event['speed_up_bound']:.3g})"
+        return f"{split} on one process"
+    return f"{split} on {processes} processes (speed-up at most ×{event['speed_up_bound']:.3g})"
 
 
-def _rates(event: Event) -> str:
+def _learning_rates(event: Event) -> str:
     rates = list(dict.fromkeys(f"{rate:.3g}" for rate in event["learning_rates"]))
     precision = "" if event["precision"] == "fp32" else f" in {event['precision']}"
     return f"learning rate {' and '.join(rates)}{precision}"
 
 
+def _step(event: Event) -> list[str]:
+    """A user's loop may log values of any kind: only the loss, texts and the reason for stopping are shown."""
+    if "generation" in event:
+        return _generation(event)
+    lines = [f"step {event['step']:>6}  loss {_number(event['loss'])}"] if "loss" in event else []
+    for name, text in event.get("texts", {}).items():
+        lines += [f"{name}:", *(f"    {line}" for line in text.splitlines())]
+    return [*lines, f"stopped: {event['stopped']}"] if "stopped" in event else lines
+
+
+def _end(event: Event) -> list[str]:
+    if "evaluations" in event:
+        lines = _search_end(event)
+    else:
+        lines = [f"done after {event['step']} steps: test {_metrics(event)}  → {event['folder']}"]
+        lines += _compression(event)
+    return [*lines, f"digest {event['digest']}"]
+
+
+def _compression(event: Event) -> list[str]:
+    if "gradient_bytes" not in event:
+        return []
+    sent, uncompressed = event["gradient_bytes"], event["uncompressed_bytes"]
+    unit, name = (1e6, "MB") if uncompressed >= 1e6 else (1e3, "kB")
+    return [f"gradients: {sent / unit:,.1f} {name} per step on the wire instead of {uncompressed / unit:,.1f}"]
+
+
 def _metrics(event: Event) -> str:
-    """Those that are numbers; a matrix is for the run's folder."""
+    """Format the metrics that are single numbers; a confusion matrix is only in the run folder."""
     shown = ((name, value) for name, value in event["metrics"].items() if isinstance(value, int | float | str))
     return "  ".join(f"{name} {_number(value)}" for name, value in shown)
 
@@ -152,35 +196,59 @@ def _number(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:.4f}"
 
 
-def _step(event: Event) -> list[str]:
-    """A loop's own values may be of any kind: shown here are the loss, texts, and why it was stopped."""
-    if "generation" in event:
-        return search_words.generation(event)
-    lines = [f"step {event['step']:>6}  loss {_number(event['loss'])}"] if "loss" in event else []
-    for name, text in event.get("texts", {}).items():
-        lines += [f"{name}:", *(f"    {line}" for line in text.splitlines())]
-    return [*lines, f"stopped: {event['stopped']}"] if "stopped" in event else lines
+def _search_start(event: Event) -> str:
+    objectives = ", ".join(f"{name} ({direction})" for name, direction in event["objectives"].items())
+    method = "guided by a network" if event["guided"] else "evolution only"
+    return (
+        f"{event.get('recipe', 'search')}: {event['genes']} genes, {event['population']} designs per generation, "
+        f"{event['total_rounds']} generations, {method}; {objectives} → {event.get('folder')}"
+    )
 
 
-def _traffic(event: Event) -> list[str]:
-    if "gradient_bytes" not in event:
-        return []
-    sent, uncompressed = event["gradient_bytes"], event["uncompressed_bytes"]
-    unit, name = (1e6, "MB") if uncompressed >= 1e6 else (1e3, "kB")
-    return [f"gradients: {sent / unit:,.1f} {name} per step on the wire instead of {uncompressed / unit:,.1f}"]
+def _generation(event: Event) -> list[str]:
+    """Describe a generation of a search, and the best design if it is a new one."""
+    parts = [f"generation {event['step']:>4}"]
+    parts.append("no design yet" if event["found"] is None else f"best {_named_values(event['found'])}")
+    if event["front"] is not None:
+        parts.append(f"front of {event['front']}")
+    if event["median"] is not None:
+        parts.append(f"median {_named_values(event['median'])}")
+    failed = f" ({event['failed']} failed)" if event["failed"] else ""
+    parts.append(f"{event['evaluated']} evaluated{failed} in {event['evaluate_s']:.2f} s")
+    lines = ["  ".join(parts)]
+    lines += [f"    failed: {reason} (×{count})" for reason, count in event["reasons"].items()]
+    return lines + ([] if event["design"] is None else _design(event["design"]))
 
 
-def _end(event: Event) -> list[str]:
-    if "evaluations" in event:
-        return search_words.end(event)
-    return [f"done after {event['step']} steps: test {_metrics(event)}  → {event['folder']}", *_traffic(event)]
+def _search_end(event: Event) -> list[str]:
+    best = "every evaluation failed" if event["metrics"] is None else f"best {_named_values(event['metrics'])}"
+    failed = f" ({event['failures']} failed)" if event["failures"] else ""
+    return [
+        f"done after {event['step']} generations, {event['evaluations']} evaluations{failed}: {event['ended']}",
+        f"{best}  → {event['folder']}",
+        *([] if event["design"] is None else _design(event["design"])),
+    ]
 
 
-_WORDS: dict[str, Callable[[Event], list[str]]] = {
+def _design(genes: Mapping[str, Any]) -> list[str]:
+    shown = [_named_values({name: value}) for name, value in genes.items()]
+    rows = [shown[start : start + _GENES_PER_LINE] for start in range(0, len(shown), _GENES_PER_LINE)]
+    return [f"    {', '.join(row)}" for row in rows]
+
+
+def _named_values(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {_short(value)}" for name, value in values.items())
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+_DESCRIBE: dict[str, Callable[[Event], list[str]]] = {
     "start": _start,
     "step": _step,
     "eval": lambda event: [f"step {event['step']:>6}  epoch {event['epoch']:>3}  test: {_metrics(event)}"],
     "checkpoint": lambda event: [f"saved {event['path']}{', the best so far' * event.get('is_best', False)}"],
     "incident": lambda event: [event.get("text", f"incident at step {event['step']}")],
-    "end": lambda event: [*_end(event), f"digest {event['digest']}"],
+    "end": _end,
 }

@@ -1,1 +1,1 @@
-"""Built-in recipes, one folder each: a model, its data and a default YAML."""
+"""The built-in recipes, one folder each, and what finds and runs them."""

@@ -1,14 +1,14 @@
-"""A setting of models with attention: heads that share a width evenly. It stands after `width` in its section."""
+"""A field type for attention heads, which must divide the `width` declared before it in the same section."""
 
 from typing import Annotated
 
 from pydantic import AfterValidator, ValidationInfo
 from pydantic_core import PydanticCustomError
 
-from lockstep.config.fields import Count
+from lockstep.config.field_types import Count
 
 
-def _share_the_width(value: int, info: ValidationInfo) -> int:
+def _divides_width(value: int, info: ValidationInfo) -> int:
     width = info.data.get("width", value)
     if width % value:
         raise PydanticCustomError(
@@ -17,4 +17,4 @@ def _share_the_width(value: int, info: ValidationInfo) -> int:
     return value
 
 
-Heads = Annotated[Count, AfterValidator(_share_the_width)]
+Heads = Annotated[Count, AfterValidator(_divides_width)]

@@ -1,13 +1,13 @@
-"""The strategy that is built in: a population whose best breed, by crossover and mutation, and whose best stay.
+"""The built-in strategy: evolution by selection, group-wise crossover and adaptive mutation.
 
     strategy = Evolution(genome, num_objectives=1, settings=EvolutionSettings(), seed=7)
     for generation in range(100):
         designs = strategy.ask(100, generation)
         strategy.tell(designs, costs_of(designs))
 
-Mutation adapts gene by gene: half of its steps go by how far apart the population is in the gene, so that they become
-finer where it agrees; the other half stay wide, so that it can still leave what it has agreed on too early. All that
-this needs is the population itself: designs from elsewhere fit in, and there is nothing more to save.
+Mutation adapts gene by gene. Half of its steps scale with the population's spread in the gene, so they become finer as
+the population converges; the other half stay wide, so it can still escape a premature optimum. All this needs is the
+population itself: designs from elsewhere fit in, and there is no other state to save.
 """
 
 from dataclasses import dataclass
@@ -16,27 +16,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.config.arguments import require_count, require_positive, require_share, require_whole
+from lockstep.config.argument_checks import require_count, require_fraction, require_positive, require_whole
 from lockstep.errors import UserError
 from lockstep.search.genome import Genome
-from lockstep.search.operators import crossover, mutate, stratified_sample, tournament
-from lockstep.search.selection import survivors
-from lockstep.world.randomness import stream
+from lockstep.search.pareto import select_survivors
+from lockstep.world.keyed_random import stream
 
-_REDRAWS = 4  # how often designs that there are already are drawn again, before they are let be
-_NARROW_STEP = 2.0  # of the population's standard deviation: with less it agrees too early
+_MAX_REDRAWS = 4  # how often duplicate designs are drawn again before they are accepted
+_NARROW_STEP = 2.0  # in standard deviations of the population; with less it converges too early
+_CROSSOVER_INDEX = 5  # distribution index of simulated binary crossover: the larger, the nearer to a parent
 
 
 @dataclass(frozen=True)
 class EvolutionSettings:
-    population_size: int = 100  # designs that breed
-    elites: int | None = None  # of them, how many may stay if no better ones come; None: all
-    tournament_size: int = 2  # the best of so many becomes a parent: the more, the greedier
+    """How `Evolution` selects, crosses and mutates designs."""
+
+    population_size: int = 100  # designs that survive to become parents
+    elites: int | None = None  # parents that may stay if no better ones come; None: all
+    tournament_size: int = 2  # a parent is the best of this many drawn at random; more is greedier
     crossover_rate: float = 0.9  # share of children that have two parents
-    blend_rate: float = 0.3  # share of groups that are not quite a parent's but between or beyond the two
-    mutation_rate: float | None = None  # share of genes that mutate; None: one of them on average
-    mutation_strength: float = 0.1  # deviation of wide steps, as a share of a gene's range; of narrow ones the most
-    strength_floor: float = 1e-6  # of narrow ones the least
+    blend_rate: float = 0.3  # share of groups that lie between or beyond the parents instead of copying one
+    mutation_rate: float | None = None  # share of genes that mutate; None: one gene on average
+    mutation_strength: float = 0.1  # deviation of wide steps as a share of a gene's range; maximum of narrow steps
+    strength_floor: float = 1e-6  # minimum of narrow steps
 
     def __post_init__(self) -> None:
         require_count("population_size", self.population_size)
@@ -46,7 +48,7 @@ class EvolutionSettings:
         for name in ("crossover_rate", "blend_rate", "mutation_rate", "mutation_strength", "strength_floor"):
             value = getattr(self, name)
             if not (name == "mutation_rate" and value is None):
-                require_share(name, value)
+                require_fraction(name, value)
         require_positive("mutation_strength", self.mutation_strength)
         if not 0 < self.strength_floor <= self.mutation_strength:
             raise UserError(
@@ -56,7 +58,7 @@ class EvolutionSettings:
 
 
 class Evolution:
-    """Its first generation is sampled everywhere; whoever has a design to begin with puts it among these."""
+    """A `SearchStrategy`. Its first generation is a latin hypercube sample of the whole space."""
 
     def __init__(self, genome: Genome, num_objectives: int, settings: EvolutionSettings, seed: int) -> None:
         self.genome = genome
@@ -74,29 +76,30 @@ class Evolution:
         return self._costs
 
     def ask(self, count: int, generation: int) -> Tensor:
-        """None twice and none that is in the population, as far as the genome has so many."""
+        """Return `count` designs without duplicates and without survivors, unless the genome has too few designs."""
         generator = stream(self.seed, "evolution", generation)
         designs = self._draw(count, generator)
         known = set(self.genome.keys(self._population))
-        for _ in range(_REDRAWS):
-            repeated = _repeated(self.genome.keys(designs), known)
-            if not repeated:
+        for _ in range(_MAX_REDRAWS):
+            duplicates = _duplicate_rows(self.genome.keys(designs), known)
+            if not duplicates:
                 break
-            designs[repeated] = self._draw(len(repeated), generator)
+            designs[duplicates] = self._draw(len(duplicates), generator)
         return designs
 
     def tell(self, designs: Tensor, costs: Tensor) -> None:
+        """Add evaluated designs, and keep the best `population_size`."""
         designs = self.genome.repair(designs)
-        costs = torch.where(costs.isfinite().all(1, keepdim=True), costs, torch.inf)  # it failed as a whole
+        costs = torch.where(costs.isfinite().all(1, keepdim=True), costs, torch.inf)  # one failed cost fails the design
         size, elites = self.settings.population_size, self.settings.elites
-        # Beside the elites, parents stay only in the place of children that are missing or failed.
+        # Beyond the elites, parents stay only to replace children that are missing or failed.
         num_staying = size if elites is None else max(elites, size - int(costs.isfinite().all(1).sum()))
         designs = torch.cat([self._population[:num_staying], designs])
         costs = torch.cat([self._costs[:num_staying], costs])
-        rows = torch.ones(len(designs), dtype=torch.bool)
-        rows[_repeated(self.genome.keys(designs), set())] = False
-        designs, costs = designs[rows], costs[rows]
-        best = survivors(costs, size)
+        is_first = torch.ones(len(designs), dtype=torch.bool)
+        is_first[_duplicate_rows(self.genome.keys(designs), set())] = False
+        designs, costs = designs[is_first], costs[is_first]
+        best = select_survivors(costs, size)
         self._population, self._costs = designs[best], costs[best]
 
     def state_dict(self) -> dict[str, Any]:
@@ -121,7 +124,7 @@ class Evolution:
         return mutate(genome, children, is_copy, rate, settings.mutation_strength, narrow, generator)
 
     def _narrow_steps(self, parents: Tensor) -> Tensor:
-        """By gene, as shares of their ranges. One parent alone says nothing about how far to go."""
+        """The narrow step of each gene, as a share of its range. A single parent has no spread to go by."""
         settings = self.settings
         if len(parents) == 1:
             return torch.full((len(self.genome),), settings.mutation_strength, dtype=torch.float64)
@@ -129,8 +132,8 @@ class Evolution:
         return (_NARROW_STEP * deviation).clamp(settings.strength_floor, settings.mutation_strength)
 
 
-def _repeated(keys: list[bytes], known: set[bytes]) -> list[int]:
-    """The rows whose key is known or was there before."""
+def _duplicate_rows(keys: list[bytes], known: set[bytes]) -> list[int]:
+    """The rows whose key is known or occurred in an earlier row."""
     seen = set(known)
     rows = []
     for row, key in enumerate(keys):
@@ -138,3 +141,69 @@ def _repeated(keys: list[bytes], known: set[bytes]) -> list[int]:
             rows.append(row)
         seen.add(key)
     return rows
+
+
+def stratified_sample(genome: Genome, count: int, generator: torch.Generator) -> Tensor:
+    """Draw a latin hypercube: `count` designs, one in each of `count` slices of every gene."""
+    slices = _rand((count, len(genome)), generator).argsort(dim=0, stable=True)
+    within = _rand((count, len(genome)), generator)
+    return genome.spread((slices + within) / max(count, 1))
+
+
+def tournament(num_parents: int, count: int, size: int, generator: torch.Generator) -> Tensor:
+    """Return the rows of `count` winners. Parents are sorted best first, so the winner of a draw is its lowest row."""
+    return torch.randint(num_parents, (count, size), generator=generator).amin(1)
+
+
+def crossover(genome: Genome, first: Tensor, second: Tensor, blend_rate: float, generator: torch.Generator) -> Tensor:
+    """Return a child of each pair: each group copies one parent or, with probability `blend_rate`, lands near it.
+
+    A group's genes come from the same parent, equally far from it; a gene without a group is inherited alone. The
+    distance scales with that between the parents, distributed as in simulated binary crossover (Deb and Agrawal).
+    Choices always copy one parent.
+    """
+    shape = (len(first), genome.num_linkage_groups)
+    share = torch.randint(2, shape, generator=generator).double()  # of the second parent
+    is_blend = _rand(shape, generator) < blend_rate
+    drawn = _rand((int(is_blend.sum()),), generator)
+    factor = torch.where(drawn < 0.5, 2 * drawn, 0.5 / (1 - drawn)) ** (1 / (_CROSSOVER_INDEX + 1))
+    share[is_blend] = 0.5 + (share[is_blend] - 0.5) * factor
+    share = share[:, genome.linkage_group_of_gene]
+    share = torch.where(genome.is_choice, (share > 0.5).double(), share)
+    return genome.repair(torch.lerp(first, second, share))
+
+
+def mutate(
+    genome: Genome,
+    designs: Tensor,
+    must: Tensor,
+    rate: float,
+    wide: float,
+    narrow: Tensor,
+    generator: torch.Generator,
+) -> Tensor:
+    """Change genes with probability `rate`; in designs that `must` mutate, change at least one.
+
+    Numbers move by a Gaussian step. Half of the steps have the deviation `wide`, as a share of the gene's range, half
+    the gene's own `narrow`; whole numbers move by at least one. A choice becomes any of its other options.
+    """
+    chance = torch.where(genome.high > genome.low, _rand(designs.shape, generator), torch.inf)
+    chosen = chance < rate
+    chosen[must] |= chance[must] == chance[must].amin(1, keepdim=True)
+    rows, genes = chosen.nonzero(as_tuple=True)
+    low, high, old = genome.low[genes], genome.high[genes], designs[rows, genes]
+    strength = torch.where(_rand(rows.shape, generator) < 0.5, wide, narrow[genes])
+    step = torch.randn(len(rows), generator=generator, dtype=torch.float64) * strength * (high - low)
+    whole_step = torch.where(step < 0, step.round().clamp(max=-1), step.round().clamp(min=1))
+    step = torch.where(genome.is_whole[genes], whole_step, step)
+    # A gene already at the bound that it would cross moves the other way; clipped, it would not move at all.
+    leaves = (old == high) & (step > 0) | (old == low) & (step < 0)
+    moved = torch.where(leaves, old - step, old + step)
+    other = (_rand(rows.shape, generator) * (high - low)).floor()  # an index among the other options
+    mutated = designs.clone()
+    mutated[rows, genes] = torch.where(genome.is_choice[genes], other + (other >= old), moved)
+    return genome.repair(mutated)
+
+
+def _rand(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    return torch.rand(shape, generator=generator, dtype=torch.float64)

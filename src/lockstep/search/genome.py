@@ -1,4 +1,4 @@
-"""What a design is made of: named genes with bounds, in groups. A population is a table of their values.
+"""The genome: named, bounded, grouped genes. A design has a value for each; a population is a table of them.
 
     genome = Genome([
         FloatGene("span", 1.2, 1.8, group="plan", unit="m"),
@@ -6,8 +6,8 @@
         ChoiceGene("section", ("naca", "gurney"), group="profile"),
     ])
 
-A population is a float64 tensor on the CPU, a row a design and a column a gene: the number itself, or of a choice the
-number of the option. It is in order when `repair` changes nothing.
+A population is a float64 CPU tensor with a row per design and a column per gene. The column of a choice holds the index
+of the option. A population is valid when `repair` changes nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,20 +17,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.config.arguments import require_known
+from lockstep.config.argument_checks import require_known
 from lockstep.errors import UserError
 
-_FARTHEST = 1e300  # from 0 that a bound may be: twice as far must still be a number, or there would be no range
+_MAX_BOUND = 1e300  # twice this must still be finite, or the range would overflow
 
 
 @dataclass(frozen=True)
 class FloatGene:
-    """A number between two bounds, which belong to it."""
+    """A number from `low` to `high`, both included.
+
+    Genes of a `group` are inherited together in a crossover; a gene without a group is inherited alone.
+    """
 
     name: str
     low: float
     high: float
-    group: str = field(default="", kw_only=True)  # those of a group travel together in a crossover; without one, alone
+    group: str = field(default="", kw_only=True)
     unit: str = field(default="", kw_only=True)
 
     is_whole = False
@@ -39,29 +42,31 @@ class FloatGene:
         bounds = (self.low, self.high)
         if not all(isinstance(bound, int | float) and not isinstance(bound, bool) for bound in bounds):
             raise UserError(f"gene {self.name}: expected numbers as bounds, got {self.low!r} … {self.high!r}")
-        if not (abs(self.low) <= _FARTHEST and abs(self.high) <= _FARTHEST and self.low <= self.high):
+        if not (abs(self.low) <= _MAX_BOUND and abs(self.high) <= _MAX_BOUND and self.low <= self.high):
             raise UserError(
-                f"gene {self.name}: expected bounds from {-_FARTHEST:g} to {_FARTHEST:g}, the lower first, "
+                f"gene {self.name}: expected bounds from {-_MAX_BOUND:g} to {_MAX_BOUND:g}, the lower first, "
                 f"got {self.low} … {self.high}"
             )
 
     def read(self, value: float) -> Any:
-        """What a column's number stands for."""
+        """Convert a column's number to the gene's value."""
         return value
 
     def write(self, value: Any) -> float:
+        """Convert a value to the column's number; a value out of bounds is an error."""
         if isinstance(value, bool) or not isinstance(value, int | float) or not self.low <= value <= self.high:
             raise UserError(f"gene {self.name}: expected {self.expected}, got {value!r}")
         return float(value)
 
     @property
     def expected(self) -> str:
+        """What the gene can be, for error messages."""
         return f"a number from {self.low:g} to {self.high:g}{self.unit and ' ' + self.unit}"
 
 
 @dataclass(frozen=True)
 class IntegerGene(FloatGene):
-    """A whole number between two bounds."""
+    """A whole number from `low` to `high`, both included."""
 
     low: int
     high: int
@@ -89,7 +94,7 @@ class IntegerGene(FloatGene):
 
 @dataclass(frozen=True)
 class ChoiceGene:
-    """One of some options, between which there is no order."""
+    """One of several options, which have no order."""
 
     name: str
     options: tuple[str | int | float | bool, ...]
@@ -104,7 +109,7 @@ class ChoiceGene:
             raise UserError(f"gene {self.name}: expected a tuple of texts, numbers or flags, got {self.options!r}")
         object.__setattr__(self, "options", tuple(self.options))
         if not self.options or len(set(self.options)) < len(self.options):
-            raise UserError(f"gene {self.name}: expected one option or more, each once, got {self.options}")
+            raise UserError(f"gene {self.name}: expected one or more options, each once, got {self.options}")
 
     @property
     def high(self) -> int:
@@ -139,59 +144,60 @@ class Genome:
         self.high = torch.tensor([gene.high for gene in self.genes], dtype=torch.float64)
         self.is_whole = torch.tensor([gene.is_whole for gene in self.genes])
         self.is_choice = torch.tensor([isinstance(gene, ChoiceGene) for gene in self.genes])
-        # In a crossover a group travels together; a gene without one travels alone.
-        travellers = [gene.group or number for number, gene in enumerate(self.genes)]
-        numbers = {traveller: number for number, traveller in enumerate(dict.fromkeys(travellers))}
-        self.num_travellers = len(numbers)
-        self.traveller_of_gene = torch.tensor([numbers[traveller] for traveller in travellers])
+        # Genes of one linkage group are inherited together; a gene without a group is a linkage group by itself.
+        groups = [gene.group or number for number, gene in enumerate(self.genes)]
+        numbers = {group: number for number, group in enumerate(dict.fromkeys(groups))}
+        self.num_linkage_groups = len(numbers)
+        self.linkage_group_of_gene = torch.tensor([numbers[group] for group in groups])
 
     def __len__(self) -> int:
         return len(self.genes)
 
     def repair(self, population: Tensor) -> Tensor:
-        """The same inside the bounds, whole where genes are whole; every number then has one way to be written."""
+        """Clip to the bounds and round where genes are whole, so that equal designs have equal bits."""
         rounded = torch.where(self.is_whole, population.round(), population)
         return torch.minimum(torch.maximum(rounded, self.low), self.high) + 0.0  # −0 becomes 0
 
     def fits(self, population: Tensor) -> bool:
-        """Has it a column for each gene, and is it in order?"""
+        """Whether the population has a column for each gene and is valid."""
         return population.shape[1:] == (len(self),) and torch.equal(self.repair(population), population)
 
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
-        """So many designs, each gene drawn evenly over what it can be."""
+        """Draw `count` designs, each gene uniformly over its values."""
         return self.spread(torch.rand(count, len(self), generator=generator, dtype=torch.float64))
 
     def spread(self, drawn: Tensor) -> Tensor:
-        """Numbers from 0 to 1, drawn evenly, over what each gene can be."""
-        # A whole number's stretch reaches half a unit over its bounds, so that all are equally likely.
+        """Map uniform numbers from 0 to 1 to the values of each gene."""
+        # A whole gene's interval reaches half a unit beyond its bounds, so that all values are equally likely.
         margin = self.is_whole * (0.5 - 1e-9)
         return self.repair(self.low - margin + drawn * (self.high - self.low + 2 * margin))
 
     def to_unit(self, population: Tensor) -> Tensor:
-        """Every gene from 0 to 1 over its bounds: what networks see."""
+        """Scale every gene to 0 … 1 over its bounds."""
         return (population - self.low) / self._range
 
     def from_unit(self, unit: Tensor) -> Tensor:
+        """Undo `to_unit`, and repair."""
         return self.repair(self.low + unit * (self.high - self.low))
 
     def design(self, row: Tensor) -> dict[str, Any]:
-        """A row of a population, by the genes' names."""
+        """Convert a row of a population to a dictionary by gene name."""
         return {gene.name: gene.read(value) for gene, value in zip(self.genes, row.tolist(), strict=True)}
 
     def row(self, design: Mapping[str, Any]) -> Tensor:
-        """The other way round. All genes must be given; a value outside its bounds is an error."""
+        """Convert a dictionary with all genes to a row; a value out of bounds is an error."""
         require_known("the genome has no gene", design, self.names)
         if missing := [name for name in self.names if name not in design]:
             raise UserError(f"the design has no {', '.join(missing)}")
         return torch.tensor([gene.write(design[gene.name]) for gene in self.genes], dtype=torch.float64)
 
     def keys(self, population: Tensor) -> list[bytes]:
-        """What tells designs apart: equal keys, equal designs."""
+        """Return a key per design; designs are equal if their keys are."""
         rows = self.repair(population).contiguous()
         width, data = rows.element_size() * len(self), rows.numpy().tobytes()
         return [data[start : start + width] for start in range(0, len(data), width)]
 
     @property
     def _range(self) -> Tensor:
-        """Of a gene that is fixed, 1: it is at 0 of it."""
+        """High minus low; 1 for a gene with a single value, which `to_unit` then maps to 0."""
         return torch.where(self.high > self.low, self.high - self.low, 1.0)

@@ -1,4 +1,4 @@
-"""What is searched for: a genome, what is to be made small or large, and how designs are evaluated."""
+"""The problem of a search: a genome, the objectives to minimize or maximize, and an evaluator of designs."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -13,6 +13,8 @@ from lockstep.search.genome import Genome
 
 @dataclass(frozen=True)
 class Objective:
+    """A value to minimize or maximize, as in `Objective("drag", "min", unit="N")`. The unit is only displayed."""
+
     name: str
     direction: Literal["min", "max"] = "min"
     unit: str = ""
@@ -23,7 +25,7 @@ class Objective:
 
 
 class Evaluation(NamedTuple):
-    """Of one design: its objectives' values, or why there are none."""
+    """The result for one design: the values of its objectives, or the reason why it failed."""
 
     values: tuple[float, ...] = ()
     failure: str | None = None
@@ -33,7 +35,7 @@ class Evaluation(NamedTuple):
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """What `as_json` cannot have made is a ValueError."""
+        """Undo `as_json`; anything else raises a ValueError."""
         if isinstance(value, str):
             return cls(failure=value)
         if isinstance(value, list) and all(isinstance(each, float) for each in value):
@@ -42,20 +44,28 @@ class Evaluation(NamedTuple):
 
 
 class Evaluator(Protocol):
-    """How designs are evaluated. All that it goes by is what it is given, so that any rank may evaluate any design."""
+    """Evaluates designs. The result must depend on the arguments alone, so that any rank may evaluate any design."""
 
     @property
     def batch(self) -> int:
-        """Designs that are evaluated at a time: part of the numerics, since it can change a sum's last bits."""
+        """Designs per call: part of the numerics, since it can change the last bits of a sum."""
         ...
 
     def evaluate(self, genome: Genome, designs: Tensor, keys: Sequence[int]) -> list[Evaluation]:
-        """`keys`: for each design a number, drawn from the seed, its generation and its place there."""
+        """Evaluate designs. `keys`: a random key per design, from the seed, its generation and its place there."""
         ...
 
 
 @dataclass(frozen=True)
 class Problem:
+    """What a search optimizes.
+
+    Args:
+        genome: the genes of a design.
+        objectives: what to minimize or maximize, in the order of the evaluator's values.
+        evaluator: a `ScalarEvaluator`, `VectorizedEvaluator`, `ProgramEvaluator` or your own `Evaluator`.
+    """
+
     genome: Genome
     objectives: tuple[Objective, ...]
     evaluator: Evaluator
@@ -66,27 +76,29 @@ class Problem:
             raise UserError(f"objectives: expected Objective(name, 'min' or 'max') for each, got {wrong[0]!r}")
         if not (hasattr(self.evaluator, "evaluate") and hasattr(self.evaluator, "batch")):
             raise UserError(
-                f"evaluator: expected OneByOne(function), Together(function) or Program(…), got {self.evaluator!r}"
+                "evaluator: expected ScalarEvaluator(function), VectorizedEvaluator(function) or ProgramEvaluator(…), "
+                f"got {self.evaluator!r}"
             )
         names = [each.name for each in self.objectives]
         if not names or len(set(names)) < len(names):
-            raise UserError(f"a problem needs one objective or more, each name once, got {', '.join(names) or 'none'}")
+            raise UserError(f"a problem needs one or more objectives, each name once, got {', '.join(names) or 'none'}")
         values = list(getattr(self.evaluator, "names", ())) or names
         if len(values) != len(names) or (values != names and sorted(values) == sorted(names)):
             raise UserError(
                 f"names={tuple(values)}: expected one for each objective, in their order: {', '.join(names)}"
             )
 
-    def described(self) -> dict[str, Any]:
-        """What its evaluations hang on, as plain values: but for the function or program itself."""
+    def description(self) -> dict[str, Any]:
+        """What the evaluations depend on, as plain values; the function or program itself cannot be described."""
         genes = {f"gene {gene.name}": {"kind": type(gene).__name__, **asdict(gene)} for gene in self.genome.genes}
         return {"genes": self.genome.names, **genes, "objectives": self.directions, "batch": self.evaluator.batch}
 
     @property
     def directions(self) -> dict[str, str]:
+        """`min` or `max` by objective."""
         return {each.name: each.direction for each in self.objectives}
 
     @property
     def signs(self) -> Tensor:
-        """What an objective's value is multiplied with to be a cost, and a cost to be its value."""
+        """Factors that turn values into costs, and costs into values: 1 for min, −1 for max."""
         return torch.tensor([1.0 if each.direction == "min" else -1.0 for each in self.objectives], dtype=torch.float64)

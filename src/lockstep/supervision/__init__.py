@@ -1,1 +1,1 @@
-"""How the processes of a job are doing, seen from outside: their pulse, their stacks, and how they ended."""
+"""Watching the processes of a job from outside: heartbeats, stacks, hangs, and how they ended."""

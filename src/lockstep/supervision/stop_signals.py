@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: somebody wants this process to end. At once, or after its step where it can save itself."""
+"""SIGINT and SIGTERM: end the process at once, or after its current step where it can save itself."""
 
 import signal
 import sys
@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 from lockstep.config import environment
-from lockstep.supervision import pulse
+from lockstep.supervision import heartbeat
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -17,58 +17,55 @@ class StopRequested(BaseException):
     """Raised by a stop signal. Not a KeyboardInterrupt: the argument parser would swallow that."""
 
 
-def raise_when_asked_to_stop() -> None:
+def install_stop_handlers() -> None:
+    """Have stop signals raise `StopRequested` from now on, unless they are ignored."""
     for number in STOP_SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as shells' background jobs want it
-            signal.signal(number, _raise)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # shells start background jobs with it ignored
+            signal.signal(number, _raise_stop_requested)
 
 
 @contextmanager
-def stops_after_the_step(ask: Callable[[], None]) -> Iterator[None]:
-    """Inside, the first stop signal calls `ask`, and the second acts as it did before. A user's own handler stays.
+def stop_after_step(request_stop: Callable[[], None]) -> Iterator[None]:
+    """Inside the `with` block, the first stop signal calls `request_stop`, and the second acts as it did before.
 
-    A rank under an agent takes any number of them for one: its agent passes on what it gets, and a scheduler may signal
-    both. Who is impatient tells the agent.
+    A user's own handlers are left alone. A rank under an agent takes any number of stop signals as one: the agent
+    passes on those that it gets, and a scheduler may signal both. To kill a rank at once, signal the agent again.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set handlers
         return
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    usual = {number: handler for number, handler in before.items() if _is_usual(handler)}
-
+    replaced = {number: handler for number, handler in before.items() if _is_default(handler)}
     is_supervised = environment.agent_pid() is not None
 
-    def give_back() -> None:
-        for number, handler in usual.items():
-            if signal.getsignal(number) is note:
+    def restore_handlers() -> None:
+        for number, handler in replaced.items():
+            if signal.getsignal(number) is on_stop_signal:
                 signal.signal(number, handler)
 
-    def note(number: int, _frame: object) -> None:
-        ask()
-        pulse.promise_to_stop()
-        if not is_supervised:  # else the agent has said it
-            give_back()
+    def on_stop_signal(number: int, _frame: object) -> None:
+        request_stop()
+        heartbeat.mark_stopping()
+        if not is_supervised:  # an agent has printed its own message
+            restore_handlers()
             name = signal.Signals(number).name
-            # It may have interrupted another print, and Ctrl-C ends a `| tee` as well: the step goes on all the same.
+            # The signal may have interrupted another print, and Ctrl-C also ends a `| tee`: the step must go on.
             with suppress(OSError, ValueError, RuntimeError):
-                print(
-                    f"lockstep: stopping after this step ({name}); once more to end at once",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                message = f"lockstep: stopping after this step ({name}); signal again to end at once"
+                print(message, file=sys.stderr, flush=True)
 
-    for number in usual:
-        signal.signal(number, note)
+    for number in replaced:
+        signal.signal(number, on_stop_signal)
     try:
         yield
     finally:
-        if threading.current_thread() is threading.main_thread():  # a generator may be ended by another
-            give_back()
+        if threading.current_thread() is threading.main_thread():  # another thread may close a generator
+            restore_handlers()
 
 
-def _is_usual(handler: object) -> bool:
-    return handler in (signal.SIG_DFL, signal.default_int_handler, _raise)
+def _is_default(handler: object) -> bool:
+    return handler in (signal.SIG_DFL, signal.default_int_handler, _raise_stop_requested)
 
 
-def _raise(number: int, _frame: object) -> NoReturn:
+def _raise_stop_requested(number: int, _frame: object) -> NoReturn:
     raise StopRequested(signal.Signals(number).name)

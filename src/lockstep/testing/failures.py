@@ -1,4 +1,4 @@
-"""How a failed call is told: every rank's own account, the likely culprit's first."""
+"""The errors that `ranks(n)` raises: every rank's traceback or cause of death, the first to fail first."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, order=True)
 class RankFailure:
-    """One rank's end: `account` is its traceback, or what its process died of. Sorts by time."""
+    """How one rank failed: `details` is its traceback, or how its process died. Sorts by time."""
 
     at_s: float  # on the monotonic clock, which the processes of one machine share
     rank: int
-    account: str
+    details: str
 
 
 class RanksFailed(Exception):
@@ -19,10 +19,12 @@ class RanksFailed(Exception):
     def __init__(self, failures: Sequence[RankFailure], size: int, abandoned: Mapping[int, str]) -> None:
         self.failures = tuple(sorted(failures))
         first, *later = self.failures
-        sections = [_section(f"rank {first.rank} (first to fail):", first.account)]
-        sections += [_section(f"rank {failure.rank}:", failure.account) for failure in later]
+        sections = [_section(f"rank {first.rank} (first to fail):", first.details)]
+        sections += [_section(f"rank {failure.rank}:", failure.details) for failure in later]
         sections += [
-            _section(f"rank {rank} did not fail; still busy after the others had, it was stopped here:", stack)
+            _section(
+                f"rank {rank} did not fail; still running after the others had failed, it was stopped here:", stack
+            )
             for rank, stack in sorted(abandoned.items())
         ]
         failed = {failure.rank for failure in self.failures}
@@ -33,11 +35,11 @@ class RanksFailed(Exception):
 
 
 class PortTaken(RanksFailed):
-    """The ranks could not meet: somebody else got the port that the caller had picked for them."""
+    """The ranks could not join: another process got the port that the caller had picked for them."""
 
 
 class RanksTimeout(Exception):
-    """The call took longer than its `timeout_s`. `stacks` holds where each rank was, by rank."""
+    """The call took longer than its `timeout_s`. `stacks` holds each rank's stack, by rank."""
 
     def __init__(self, timeout_s: float, stacks: Sequence[str], returned: set[int]) -> None:
         self.stacks = tuple(stacks)
@@ -45,7 +47,7 @@ class RanksTimeout(Exception):
             _section(f"rank {rank}{' (had returned; waiting for the others)' * (rank in returned)}:", stack)
             for rank, stack in enumerate(stacks)
         ]
-        super().__init__(f"{len(stacks)} ranks were not done after {timeout_s:g} s\n\n" + "\n\n".join(sections))
+        super().__init__(f"{len(stacks)} ranks had not finished after {timeout_s:g} s\n\n" + "\n\n".join(sections))
 
 
 def _section(title: str, body: str) -> str:

@@ -1,4 +1,4 @@
-"""The largest batch that fits, found by trying: doubled until one does not fit, then in between."""
+"""Finds the largest batch that fits in memory by trying: doubling, then bisecting."""
 
 import gc
 import time
@@ -7,15 +7,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lockstep.checkpoint.memory_room import available_bytes
+from lockstep.checkpoint.available_memory import available_memory_bytes
 from lockstep.errors import UserError
-from lockstep.world.memory import is_out_of_memory, limited_memory, memory_share
+from lockstep.world.process_memory import is_out_of_memory, limit_memory, memory_share
 
 _FINE_ENOUGH = 1 / 16  # of a size: that near to one that does not fit
 _AS_FAST = 1.05  # times the best
 
 
-class Attempt(NamedTuple):
+class BatchAttempt(NamedTuple):
+    """One batch size that was tried."""
+
     size: int
     fits: bool
     peak_bytes: int | None = None
@@ -24,23 +26,25 @@ class Attempt(NamedTuple):
     most: int | None = None  # that can be tried at all, where that is known
 
 
-class Search(NamedTuple):
-    attempts: list[Attempt]
+class BatchSizeSearch(NamedTuple):
+    """The result of a search: every size tried, the largest that fits and the fastest."""
+
+    attempts: list[BatchAttempt]
     ended: str  # by what, if not because the answer was found: "time", "tries", "most"
 
     @property
     def largest(self) -> int | None:
-        """That fits; None if nothing does."""
+        """The largest size that fits; None if none does."""
         return max((attempt.size for attempt in self.attempts if attempt.fits), default=None)
 
     @property
     def too_large(self) -> int | None:
-        """The smallest that does not fit; None if everything did."""
+        """The smallest size that does not fit; None if all did."""
         return min((attempt.size for attempt in self.attempts if not attempt.fits), default=None)
 
     @property
-    def fastest(self) -> Attempt | None:
-        """The smallest of those that take hardly longer for a sample than the best."""
+    def fastest(self) -> BatchAttempt | None:
+        """The smallest size that is within 5 % of the best time per sample."""
         timed = [(attempt.sample_s, attempt) for attempt in self.attempts if attempt.sample_s is not None]
         if not timed:
             return None
@@ -49,30 +53,35 @@ class Search(NamedTuple):
 
 
 def search_sizes(
-    attempt: Callable[[int, float], Attempt | None], *, start: int, most: int | None, max_tries: int, limit_s: float
-) -> Search:
-    """`attempt(size, left_s)` tries one; None if the time was not enough to tell."""
+    attempt: Callable[[int, float], BatchAttempt | None],
+    *,
+    start: int,
+    most: int | None,
+    max_tries: int,
+    limit_s: float,
+) -> BatchSizeSearch:
+    """Search with `attempt(size, left_s)`, which tries one size, or returns None if time ran out."""
     began = time.monotonic()
-    attempts: list[Attempt] = []
+    attempts: list[BatchAttempt] = []
     size: int | None = start if most is None else min(start, most)
     while size is not None:
         left_s = limit_s - (time.monotonic() - began)
         if left_s <= 0:
-            return Search(attempts, "time")
+            return BatchSizeSearch(attempts, "time")
         if len(attempts) >= max_tries:
-            return Search(attempts, "tries")
+            return BatchSizeSearch(attempts, "tries")
         answer = attempt(size, left_s)
         if answer is None:
-            return Search(attempts, "time")
+            return BatchSizeSearch(attempts, "time")
         attempts.append(answer)
         most = answer.most if most is None else most
-        size = _next_size(Search(attempts, ""), most)
-    found = Search(attempts, "")
+        size = _next_size(BatchSizeSearch(attempts, ""), most)
+    found = BatchSizeSearch(attempts, "")
     return found._replace(ended="most") if found.too_large is None else found
 
 
-def _next_size(found: Search, most: int | None) -> int | None:
-    """None: there is nothing more to find out."""
+def _next_size(found: BatchSizeSearch, most: int | None) -> int | None:
+    """The next size to try; None: the answer is known."""
     fits, too_large = found.largest or 0, found.too_large
     if too_large is None:
         return 2 * fits if most is None else min(2 * fits, most) if fits < most else None
@@ -89,23 +98,28 @@ def largest_batch(
     most: int | None = None,
     max_tries: int = 24,
     limit_s: float = 300.0,
-) -> Search:
-    """The largest batch that fits, for a loop of one's own: `largest_batch(try_step).largest`.
+) -> BatchSizeSearch:
+    """Find the largest batch that fits in memory: `largest_batch(try_step).largest`.
 
-    `try_step(size)` makes one whole step with so many samples, with the optimizer's: it is called twice for each size.
-    What runs out of memory does not fit; on a CPU, that is what would not leave a part of the machine's memory free.
-    Any other error is the caller's. `most`: no more than that are tried.
+    Args:
+        try_step: `try_step(size)` makes one whole training step, optimizer included, with this many samples. It is
+            called twice for each size. A size at which it runs out of memory does not fit; on a CPU, one that would
+            use nearly all of the machine's memory. Other errors are raised.
+        start: the first size to try.
+        most: the largest size to try.
+        max_tries: how many sizes to try at most.
+        limit_s: how many seconds to take at most.
     """
     if start < 1 or (most is not None and most < 1):
         raise UserError(f"largest_batch: start={start}, most={most}: expected whole numbers greater than 0")
 
-    def attempt(size: int, _left_s: float) -> Attempt:
+    def attempt(size: int, _left_s: float) -> BatchAttempt:
         on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        room = None if on_gpu else memory_share(available_bytes())
+        room = None if on_gpu else memory_share(available_memory_bytes())
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()
         try:
-            with limited_memory(room):
+            with limit_memory(room):
                 try_step(size)
                 began = time.perf_counter()
                 try_step(size)
@@ -117,11 +131,11 @@ def largest_batch(
                 raise
             why = "out of memory"
         else:
-            return Attempt(size, True, torch.cuda.max_memory_allocated() if on_gpu else None, seconds / size)
+            return BatchAttempt(size, True, torch.cuda.max_memory_allocated() if on_gpu else None, seconds / size)
         finally:
             gc.collect()  # what a failed step has left behind
             if on_gpu:
                 torch.cuda.empty_cache()
-        return Attempt(size, False, why=why)
+        return BatchAttempt(size, False, why=why)
 
     return search_sizes(attempt, start=start, most=most, max_tries=max_tries, limit_s=limit_s)

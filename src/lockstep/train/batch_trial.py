@@ -1,30 +1,32 @@
-"""One size tried out: a few real steps of a recipe, with its optimizer and average, on one process."""
+"""Tries one batch size: a few real steps of a recipe, with its optimizer and EMA, on one process."""
 
 import time
 from typing import Any, NamedTuple
 
 import torch
 
-from lockstep.config.schema import Config
-from lockstep.train.job import step_options
-from lockstep.train.optimizer import build_optimizer
+from lockstep.config.train_schema import Config
+from lockstep.train.optim.optimizer_factory import build_optimizer
 from lockstep.train.recipe import Recipe, made_for
 from lockstep.train.run import Run
-from lockstep.world.memory import peak_memory_bytes
+from lockstep.train.train_job import step_options
+from lockstep.world.process_memory import peak_memory_bytes
 from lockstep.world.world import World
 
-_MOST_STEPS = 8
+_MAX_STEPS = 8
 _LONG_ENOUGH_S = 0.5
 
 
-class Trial(NamedTuple):
+class BatchTrial(NamedTuple):
+    """What the steps needed."""
+
     peak_bytes: int | None  # on a CPU, above what the process had before
     sample_s: float
     num_samples: int | None  # of the training set, where that is known
 
 
-def try_lane(recipe: Recipe | type[Any], config: Config, world: World, lane_batch: int, lanes: int) -> Trial:
-    """As many lanes as each process of the real run will have, one after another."""
+def try_lane(recipe: Recipe | type[Any], config: Config, world: World, lane_batch: int, lanes: int) -> BatchTrial:
+    """Run as many lanes as each process of the real run will have."""
     recipe = made_for(config, recipe)
     before = peak_memory_bytes(world.device)
     run = Run(None, world, **step_options(config))
@@ -32,12 +34,12 @@ def try_lane(recipe: Recipe | type[Any], config: Config, world: World, lane_batc
     batch = lane_batch * lanes
     optimizer = run.optimizer(model, build_optimizer(model, config.optim, batch))
     if config.average is not None:
-        run.average(model, config.average.decay)
+        run.ema(model, config.average.decay)
     dataset, _, collate = recipe.data(config)
     model.train()
     seconds, timed = 0.0, 0
     loader = run.loader(dataset, batch, lanes=lanes, tail=config.tail, collate=collate)
-    for step in run.open_steps(loader, steps=_MOST_STEPS):
+    for step in run.steps(loader, steps=_MAX_STEPS, finish=False):
         began = _now(world)
         step.accumulate(recipe.loss, model)
         step.update(optimizer)
@@ -50,7 +52,7 @@ def try_lane(recipe: Recipe | type[Any], config: Config, world: World, lane_batc
     run.close()
     kind = "peak_device_bytes" if world.device.type == "cuda" else "peak_host_bytes"
     peak = peaks[kind] - before[kind] if kind in peaks else None
-    return Trial(peak, seconds / (timed * batch), _length(dataset))
+    return BatchTrial(peak, seconds / (timed * batch), _length(dataset))
 
 
 def _now(world: World) -> float:

@@ -17,7 +17,7 @@ Mode = Literal["min", "max"]
 
 
 class Callback:
-    """Override what is needed."""
+    """Something to do at the named points of a `Trainer`. Override the methods you need."""
 
     def on_start(self, trainer: "Trainer") -> None:
         """Before the first step."""
@@ -32,11 +32,11 @@ class Callback:
         """After the last evaluation."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must hold of it."""
+        """The callback's own state, for checkpoints."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        pass
+        """Restore what `state_dict` returned."""
 
 
 class Best:
@@ -52,11 +52,11 @@ class Best:
         self._min_delta = min_delta
 
     def improves(self, step: int, metrics: Mapping[str, Any]) -> bool:
-        """Take in an evaluation; is it the best one yet?"""
+        """Is this evaluation the best so far? If so, remember it."""
         value = metrics.get(self.metric)
         if not isinstance(value, int | float):
             numbers = [name for name, other in metrics.items() if isinstance(other, int | float)]
-            raise UserError(f"there is no metric {self.metric!r} to judge by; known: {', '.join(numbers) or 'none'}")
+            raise UserError(f"no metric is called {self.metric!r}; known: {', '.join(numbers) or 'none'}")
         if math.isnan(value):
             return False
         # Not `<=`: the difference of two infinities is NaN, and no improvement.
@@ -73,7 +73,14 @@ class Best:
 
 
 class EarlyStopping(Callback):
-    """Stops when a metric has not improved, by more than `min_delta`, in `patience` evaluations."""
+    """Stops training when a metric has not improved for some evaluations.
+
+    Args:
+        metric: the metric's name.
+        mode: "min" or "max": which direction is better.
+        patience: how many evaluations in a row may bring no improvement.
+        min_delta: the smallest change that counts as an improvement.
+    """
 
     def __init__(self, metric: str, mode: Mode, patience: int, min_delta: float = 0.0) -> None:
         if patience < 1:
@@ -102,15 +109,20 @@ class EarlyStopping(Callback):
         self._waited = state["waited"]
 
 
-class KeepBest(Callback):
-    """Keeps a checkpoint whenever a metric reaches its best value yet."""
+class SaveBest(Callback):
+    """Saves a checkpoint whenever a metric reaches its best value so far, and keeps it until there is a better one.
+
+    Args:
+        metric: the metric's name.
+        mode: "min" or "max": which direction is better.
+    """
 
     def __init__(self, metric: str, mode: Mode) -> None:
         self.best = Best(metric, mode)
 
     def on_evaluate(self, trainer: "Trainer", metrics: Mapping[str, Any]) -> None:
         if self.best.improves(trainer.step, metrics):
-            trainer.keep_best()
+            trainer.save_best()
 
     def state_dict(self) -> dict[str, Any]:
         return self.best.state_dict()

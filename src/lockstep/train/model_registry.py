@@ -15,9 +15,9 @@ _models: dict[str, MakesModel] = {}
 
 
 def register_model(name: str) -> Callable[[Made], Made]:
-    """A decorator for a module class, or a function that makes one. A name is taken once.
+    """Register a module class, or a function that makes a module, under a name: use it as a decorator.
 
-    The same definition may come again, as from a notebook's cell: the latest counts.
+    A name can be registered once. The same definition may be registered again, as a notebook's cell does.
     """
 
     def register(model: Made) -> Made:
@@ -33,8 +33,8 @@ def is_registered(name: str) -> bool:
     return name in _models
 
 
-def get_model(name: str, *, also: Iterable[str] = ()) -> MakesModel:
-    """What was registered under this name: call it with what it needs, usually a config. `also`: known elsewhere."""
+def registered_model(name: str, *, also: Iterable[str] = ()) -> MakesModel:
+    """What was registered under this name; call it, usually with a config. `also`: names known elsewhere."""
     if name not in _models:
         known = sorted({*_models, *also})
         nearest = difflib.get_close_matches(name, known, n=1)

@@ -1,12 +1,12 @@
-"""What a recipe is: a model, its data, its loss and its metrics, with a config of its own.
+"""The recipe protocol: a model, its data, its loss and its metrics, with a config class.
 
-It may also have
+A recipe may also have
 
-- `callbacks(config)`: what the trainer is to do besides, such as a curriculum that is saved and resumed with the run;
-- `conclude(run, model, config)`, called on every rank after training, with the weights that were evaluated: to show
+- `callbacks(config)`: the trainer's callbacks, such as a curriculum that is saved and resumed with the run;
+- `conclude(run, model, config)`: called on every rank after training, with the weights that were evaluated, to log
   samples, for example.
 
-A recipe that is a class is made anew for each run, `Recipe(config)`, and may keep what belongs to that run.
+A recipe that is a class is instantiated for each run, `Recipe(config)`, and may keep state of that run.
 """
 
 from collections.abc import Mapping
@@ -15,9 +15,9 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from lockstep.config.schema import Config
-from lockstep.data.samples import Collate
-from lockstep.metrics.tally import Part
+from lockstep.config.train_schema import Config
+from lockstep.data.sample_source import Collate
+from lockstep.metrics.aggregator import MetricValue
 
 
 class Splits(NamedTuple):
@@ -41,7 +41,7 @@ class Recipe(Protocol):
         """The *sum* of the batch's losses, and how many there were."""
         ...
 
-    def metrics(self, model: nn.Module, batch: Any) -> Mapping[str, Part]:
+    def metrics(self, model: nn.Module, batch: Any) -> Mapping[str, MetricValue]:
         """Each metric's part of the batch: a sum and a count, or one of `lockstep.metrics`. The first sums a run up."""
         ...
 

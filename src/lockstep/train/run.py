@@ -1,15 +1,4 @@
-"""`Run`: what a training loop of one's own needs around it. The loop itself stays the user's:
-
-run = lockstep.Run("runs/mine", world, seed=7)
-model = run.prepare(make_model())
-optimizer = run.optimizer(model, lambda params: torch.optim.AdamW(params, lr=3e-4))
-train = run.loader(train_set, global_batch=512, lanes=8)
-for step in run.steps(train, epochs=10, save_every=100):
-    step.accumulate(loss, model)
-    step.update(optimizer)
-
-Run again, the same script goes on from the newest checkpoint in the folder, on as many processes as there are now.
-"""
+"""`Run`: what a training loop needs around it, while the loop stays yours."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,57 +11,96 @@ from torch.nn import Parameter
 from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
-from lockstep.config.arguments import require_count
-from lockstep.config.duration import RunLength
-from lockstep.data.choice import choose_loader
-from lockstep.data.evaluation import EvaluationLoader
-from lockstep.data.foreign import Loader
-from lockstep.engine.digest import digest, tensor_digests
+from lockstep.config.argument_checks import require_count
+from lockstep.data.evaluation_loader import EvaluationLoader
+from lockstep.data.lanes import Tail
+from lockstep.data.loader_factory import Loader, choose_loader
+from lockstep.data.sample_source import Collate
+from lockstep.data.sample_workers import WorkerInit
+from lockstep.data.torch_loader import Uneven
+from lockstep.engine.compression import Compression
+from lockstep.engine.lane_buffers import Rule
+from lockstep.engine.state_digest import digest, tensor_digests
 from lockstep.errors import LockstepError, UserError
-from lockstep.events.echo import Echo
-from lockstep.events.event import Sink
-from lockstep.events.run_folder import Settings
-from lockstep.supervision import pulse
-from lockstep.supervision.pulse import Phase
-from lockstep.train.activation_checkpointing import checkpoint_activations
-from lockstep.train.average import MovingAverage
-from lockstep.train.checkpoints import Saving
-from lockstep.train.continuity import Continuity, Resume
-from lockstep.train.evaluation import Metrics, evaluate
-from lockstep.train.journal import Journal
-from lockstep.train.loop import Loop, Told
-from lockstep.train.observed import place_of
-from lockstep.train.options import StepOptions
-from lockstep.train.parts import Models, Parts, Resumable
-from lockstep.train.precision import Precision
-from lockstep.train.progress import Progress
-from lockstep.train.recomputed import Recomputed
-from lockstep.train.rounds import Round, RoundLoop
-from lockstep.train.schedule import Factor, Schedule
+from lockstep.events.event_log import PrintSink, Sink
+from lockstep.supervision import heartbeat
+from lockstep.supervision.heartbeat import Phase
+from lockstep.train.activation_checkpointing import RecomputedModules, checkpoint_activations
+from lockstep.train.evaluate import Metrics, evaluate
+from lockstep.train.optim.ema import ExponentialMovingAverage
+from lockstep.train.optim.lr_schedule import Factor, Schedule
+from lockstep.train.optim.mixed_precision import MixedPrecision
+from lockstep.train.resume.checkpoint_policy import CheckpointPolicy
+from lockstep.train.resume.checkpointer import Checkpointer, Resume
+from lockstep.train.resume.progress import Progress
+from lockstep.train.round_loop import Round, RoundLoop
+from lockstep.train.run_log import RunLog
 from lockstep.train.step import Step
-from lockstep.train.strategies.choice import choose_strategy
-from lockstep.train.strategies.data_parallel import refuse_recomputation
-from lockstep.train.strategies.strategy import unwrapped
-from lockstep.world.arithmetic import set_arithmetic
-from lockstep.world.objects import all_gather_object
-from lockstep.world.randomness import key_of, seed_streams
-from lockstep.world.setup import setup_distributed
+from lockstep.train.step_options import Determinism, OnNonFinite, PrecisionName, StepOptions
+from lockstep.train.strategies.fsdp_units import FsdpOptions
+from lockstep.train.strategies.parallel_strategy import refuse_activation_checkpointing, unwrapped
+from lockstep.train.strategies.strategy_factory import choose_strategy
+from lockstep.train.train_state import Models, Resumable, TrainState
+from lockstep.train.training_loop import RunContext, TrainingLoop
+from lockstep.train.verify_redirect import run_place
+from lockstep.world.determinism import set_determinism_flags
+from lockstep.world.keyed_random import key_of, seed_rngs
+from lockstep.world.object_collectives import all_gather_object
+from lockstep.world.process_group import setup_distributed
 from lockstep.world.world import World
 
 Module = TypeVar("Module", bound=nn.Module)
 
 logger = logging.getLogger("lockstep")
 
-_AT_THE_END = Saving()
-
 
 class Run:
-    """One training run, on this rank. The number of ranks never changes what it computes.
+    """One training run, on this rank. The number of ranks never changes its result.
 
-    `folder`: where it leaves its events and checkpoints, and resumes from; or None. What would change the answer is
-    then an error, unless `resume` is "accept-drift" (another machine or version) or "force" (also other settings).
-    `trace=True` writes down every step's digests, so that `lockstep.first_difference` can say where two runs part. All
-    other options (`seed`, `precision`, `clip_norm` …) say how steps are computed: see `StepOptions`.
+    Example:
+        def loss(model, batch):
+            x, y = batch
+            return F.cross_entropy(model(x), y, reduction="sum"), len(y)     # a sum and a count
+
+        def main(world: lockstep.World) -> None:
+            run = lockstep.Run("runs/mine", world, seed=7)
+            model = run.prepare(make_model())
+            optimizer = run.optimizer(model, torch.optim.AdamW(model.parameters(), lr=3e-4))
+            train = run.loader(train_set, global_batch=512, lanes=8)
+            for step in run.steps(train, epochs=10, save_every=100):
+                step.accumulate(loss, model)
+                step.update(optimizer)
+                if step.every(100):
+                    run.log(loss=step.loss, **run.evaluate(model, test_set, metrics))
+
+        lockstep.launch(main)
+
+    Run the same script again, and it continues from the newest checkpoint in the folder, on any number of processes.
+
+    Args:
+        folder: where to write events and checkpoints, and what to resume from. None: nothing is written.
+        world: this process's place in the job, as `lockstep.launch` hands it to `main`. None: set up here.
+        resume: what to do if continuing would change the result. "auto" refuses; "accept-drift" accepts another
+            machine or library version; "force" also accepts other settings.
+        trace: write the digests of every step, so that `lockstep.first_difference` can tell where two runs part.
+        log_every: steps between two lines of timing, and between two step events of a `Trainer`.
+        sinks: where events go besides the folder (see `lockstep.loggers`); default: lines on standard output.
+        seed: starts every random stream, including the one that weights are drawn from.
+        determinism: "lockstep" for the same bits on any number of processes; "fast" for torch's own reductions.
+        precision: "fp32", or "bf16" and "fp16" to run the lanes under autocast. fp16 scales the loss as well.
+        tf32: allow TF32 in fp32 matrix products on a GPU.
+        clip_norm: clip the gradients' global norm to this value.
+        on_nonfinite: what to do about a NaN or an infinity in the loss or the gradients: "stop" the run, "skip" the
+            update on every rank, or "ignore" it.
+        buffers: how to combine the buffers that lanes change, by name pattern:
+            `{"*.codebook": "mean" | "first" | "max"}`. Batch-norm statistics need no rule.
+        bucket_mb: how many megabytes of gradients travel together.
+        find_unused_parameters: as in DistributedDataParallel. For fast mode; lockstep mode needs no flag.
+        compression: compress gradients, in fast mode: "fp16", "bf16", "powersgd" or a mapping with settings.
+        activation_checkpointing: recompute activations in every prepared model: `{"every": k, "classes": [...]}`.
+        parallel: "auto", "single", "dp", "ddp", "zero", "fsdp", or the sizes of a mesh: `{"data": 2, "shard": 4}`.
+        fsdp: how `parallel="fsdp"` or a mesh divides a model; see `FsdpOptions`.
+        tensor_plan: how layers are split along a mesh's axis `tensor`, by module name: `{"*.query": "column"}`.
     """
 
     def __init__(
@@ -84,38 +112,62 @@ class Run:
         trace: bool = False,
         log_every: int = 10,
         sinks: Sequence[Sink] | None = None,
-        settings: Settings | None = None,
-        facts: Mapping[str, Any] | None = None,
-        **options: Any,
+        seed: int = 0,
+        determinism: Determinism = "lockstep",
+        precision: PrecisionName = "fp32",
+        tf32: bool = False,
+        clip_norm: float | None = None,
+        on_nonfinite: OnNonFinite = "stop",
+        buffers: Mapping[str, Rule] | None = None,
+        bucket_mb: float = 4.0,
+        find_unused_parameters: bool = False,
+        compression: str | Mapping[str, Any] | Compression = "none",
+        activation_checkpointing: Mapping[str, Any] | None = None,
+        parallel: str | Mapping[str, int | None] = "auto",
+        fsdp: FsdpOptions | Mapping[str, Any] | None = None,
+        tensor_plan: Mapping[str, str] | None = None,
     ) -> None:
-        self.options = StepOptions.read(options)
+        self.options = StepOptions(
+            seed=seed,
+            determinism=determinism,
+            precision=precision,
+            tf32=tf32,
+            clip_norm=clip_norm,
+            on_nonfinite=on_nonfinite,
+            buffers=buffers or {},
+            bucket_mb=bucket_mb,
+            find_unused_parameters=find_unused_parameters,
+            compression=compression,
+            activation_checkpointing=activation_checkpointing,
+            parallel=parallel,
+            fsdp=FsdpOptions.read(fsdp or {}),
+            tensor_plan={} if tensor_plan is None else tensor_plan,
+        )
         if trace and folder is None:
             raise UserError("trace=True needs a folder to write to")
         if resume not in get_args(Resume):
             raise UserError(f"resume={resume!r}: expected one of {', '.join(get_args(Resume))}")
         self.world = setup_distributed() if world is None else world
-        set_arithmetic(self.world.device, tf32=self.options.tf32, deterministic=self.options.determinism == "lockstep")
+        set_determinism_flags(self.world.device, tf32=tf32, deterministic=determinism == "lockstep")
         self.log_every = log_every
-        place = place_of(folder, trace=trace)
-        self._traces = place.trace is not None
-        self._parts = Parts()
+        place = run_place(folder, trace=trace)
+        self._is_traced = place.trace is not None
+        self._state = TrainState()
         self._choose_strategy()
-        self.journal = Journal(
+        self.run_log = RunLog(
             place.folder,
             self.world,
-            [Echo()] if sinks is None and folder is not None else sinks or [],
+            [PrintSink()] if sinks is None and folder is not None else sinks or [],
             trace=place.trace,
             force=resume == "force",
         )
-        self._continuity = Continuity(self.journal, self.world, self._parts, resume)
-        self._facts = dict(facts or {})
-        self._recomputed = Recomputed(self.options.activation_checkpointing, self._facts)
-        told = Told(settings, self._facts, log_every)
-        about = (self.world, self.options, self._parts, self.journal, self._continuity, told)
-        self._loop = Loop(*about)
+        self._recomputed = RecomputedModules(activation_checkpointing, self.run_log.start_info)
+        self._checkpointer = Checkpointer(self.run_log, self.world, self._state, resume)
+        context = RunContext(self.world, self.options, self._state, self.run_log, self._checkpointer)
+        self._loop = TrainingLoop(context, log_every)
         self._loop.stop_after = place.stop_after
-        self._round_loop = RoundLoop(*about)
-        seed_streams(key_of(self.seed, "weights"))
+        self._round_loop = RoundLoop(context)
+        seed_rngs(key_of(self.seed, "weights"))
 
     @property
     def seed(self) -> int:
@@ -123,84 +175,110 @@ class Run:
 
     @property
     def data_world(self) -> World:
-        """This rank's place among those with samples of their own; along a mesh's axis `tensor` they share them."""
-        return self._parts.strategy.data_world
+        """This rank's place among the ranks that have different samples: all ranks, except along a `tensor` axis."""
+        return self._state.strategy.data_world
 
     @property
     def step(self) -> int:
         """Updates completed."""
-        return self._continuity.progress.step
+        return self._loop.step
 
     @property
     def batches(self) -> int:
         """Global batches consumed."""
-        return self._continuity.progress.batches
+        return self._checkpointer.progress.batches
+
+    # -- what is trained
 
     def prepare(self, model: Module) -> Module:
-        """The same module, on this rank's device, with rank 0's weights and buffers.
+        """Move the module to this rank's device and give it rank 0's weights and buffers; returns the same module.
 
-        A DataParallel or DistributedDataParallel around it is taken off: the run shares gradients itself.
+        A DataParallel or DistributedDataParallel around it is removed: the run reduces gradients itself.
         """
         if any(isinstance(p, UninitializedParameter) for p in model.parameters()):
             raise UserError("the model has lazy modules without weights yet: run a batch through it first")
         bare = unwrapped(model)
-        if not self._parts.has_model(bare):
-            if self.options.parallel == "auto" and self._parts.strategy.can_be_replaced:
-                self._choose_strategy([*self._parts.models.values(), bare])  # now there is more to go by
+        if not self._state.has_model(bare):
+            if self.options.parallel == "auto" and self._state.strategy.can_be_replaced:
+                self._choose_strategy([*self._state.models.values(), bare])  # the models' sizes count
             self._recomputed.begin(bare)
-            self._parts.strategy.place(bare)
-            self._parts.add_model(bare)
-        return cast(Module, self._parts.strategy.to_call(bare))
+            self._state.strategy.place(bare)
+            self._state.add_model(bare)
+        return cast(Module, self._state.strategy.to_call(bare))
 
     def optimizer(
         self,
         models: Models,
-        make: Callable[[list[Parameter]], Optimizer] | Optimizer,
+        optimizer: Optimizer | Callable[[list[Parameter]], Optimizer],
         schedule: Schedule | Factor | None = None,
     ) -> Optimizer:
-        """An optimizer for these models' trainable parameters: made by a function of them, or ready-made.
+        """Register an optimizer for one or several prepared models, so that it is stepped, saved and resumed.
 
-        `schedule`: its learning rates' course, as in `lockstep.Schedule.cosine(warmup="500 steps")`, or a function from
-        the updates completed to a factor.
+        Args:
+            models: the prepared model or models that it trains.
+            optimizer: a ready-made one, `torch.optim.AdamW(model.parameters(), lr=3e-4)`, or a function that makes
+                one of the models' trainable parameters, `lambda params: torch.optim.AdamW(params, lr=3e-4)`.
+            schedule: its learning rates, as in `lockstep.Schedule.cosine(warmup="500 steps")`, or a function from the
+                updates completed to a factor.
+
+        Returns the optimizer, to be given to `step.update`.
         """
-        made = make if isinstance(make, Optimizer) else make(self._parts.parameters_of(models))
-        self._parts.strategy.adopt(made)
+        made = optimizer if isinstance(optimizer, Optimizer) else optimizer(self._state.parameters_of(models))
+        self._state.strategy.adopt(made)
         if isinstance(made, torch.optim.LBFGS):
             raise UserError("LBFGS evaluates the loss several times in a step, which a step of lanes does not offer")
-        self._parts.add_optimizer(made)
+        self._state.add_optimizer(made)
         if schedule is not None:
-            self._parts.schedules[made] = schedule
+            self._state.schedules[made] = schedule
         return made
 
-    def average(self, model: nn.Module, decay: float = 0.999, *, warmup: bool = True) -> MovingAverage:
-        """An exponential moving average of a prepared model's weights, which every update of them moves on."""
-        if not self._parts.parameter_names().keys() >= set(model.parameters()):
-            raise UserError("run.prepare(model) comes before run.average(model): it may give the model other weights")
-        made = MovingAverage(model, decay, warmup=warmup)
-        self._parts.add_average(made)
-        return made
+    def ema(self, model: nn.Module, decay: float = 0.999, *, warmup: bool = True) -> ExponentialMovingAverage:
+        """Keep an exponential moving average of a prepared model's weights; every update moves it.
+
+        Args:
+            model: a prepared model.
+            decay: how much of the average each update keeps.
+            warmup: begin with a smaller decay, so that early averages are not stuck at the initial weights.
+
+        Evaluate it with `with ema.applied(): run.evaluate(…)`.
+        """
+        if not self._state.parameter_names().keys() >= set(model.parameters()):
+            raise UserError("call run.prepare(model) before run.ema(model): it may give the model other weights")
+        average = ExponentialMovingAverage(model, decay, warmup=warmup)
+        self._state.add_average(average)
+        return average
+
+    def has_ema(self, average: ExponentialMovingAverage) -> bool:
+        """Was it made by this run's `ema`?"""
+        return self._state.has_average(average)
+
+    def register_state(self, name: str, thing: Resumable, *, in_digest: bool = False) -> None:
+        """Save something else in every checkpoint and restore it on resume: a curriculum, a replay buffer.
+
+        Args:
+            name: what it is called in the checkpoint.
+            thing: anything with `state_dict` and `load_state_dict`, of plain values, tensors and numpy arrays.
+            in_digest: count its tensors and numbers in the run's digest; they must be equal on all ranks.
+        """
+        self._state.register(name, thing, in_digest=in_digest, once=self.run_log.folder is not None)
 
     def checkpoint_activations(self, model: nn.Module, *, every: int = 1, classes: Sequence[str] = ()) -> str:
-        """Recompute in the backward pass what some modules would keep for it: less memory, more time, the same bits.
+        """Recompute some modules' activations in the backward pass: less memory, more time, the same bits.
 
-        Every `every`-th module of these classes; without classes, of the blocks that the model repeats. Returns which.
+        Args:
+            model: a model, prepared or not.
+            every: recompute every `every`-th of the modules chosen.
+            classes: the names of the module classes to choose. Default: the blocks that the model repeats.
+
+        Returns a description of the modules chosen.
         """
         if isinstance(model, nn.DataParallel):
-            refuse_recomputation()
+            refuse_activation_checkpointing()
         chosen = checkpoint_activations(unwrapped(model), every=every, classes=classes)
         self._recomputed.note(unwrapped(model), chosen)
         return str(chosen)
 
-    def moves(self, average: MovingAverage) -> bool:
-        """Is it one of this run's?"""
-        return self._parts.has_average(average)
-
-    def keep(self, name: str, thing: Resumable, *, in_digest: bool = False) -> None:
-        """Have something else in every checkpoint: whatever has `state_dict` and `load_state_dict`, of plain values.
-
-        `in_digest`: its tensors and numbers count in the run's digest, and must be equal on all ranks.
-        """
-        self._parts.keep(name, thing, in_digest=in_digest, once=self.journal.folder is not None)
+    # -- data and steps
 
     def loader(
         self,
@@ -208,18 +286,47 @@ class Run:
         global_batch: int | None = None,
         *,
         lanes: int | Literal["auto"] = "auto",
-        tail: Literal["drop", "short", "pad"] | None = None,
-        **options: Any,
+        tail: Tail | None = None,
+        shuffle: bool | None = None,
+        lanes_per_rank: Sequence[int] | None = None,
+        workers: int | None = None,
+        prefetch: int | None = None,
+        collate: Collate | None = None,
+        worker_init: WorkerInit | None = None,
+        uneven: Uneven | None = None,
     ) -> Loader:
-        """Global batches of a data set, cut into lanes: see LaneLoader for the options.
+        """Global batches of a data set, cut into lanes.
 
-        An iterable data set is read lane by lane. A torch DataLoader is rebuilt from its data set, collate function and
-        workers, and its batch size is the global batch; one with a sampler of its own is used as it is, in fast mode.
-        With such a one, every epoch ends with the rank that has the fewest batches; `uneven="join"` lets the others go
-        on until all are through.
+        Args:
+            dataset: a map-style or iterable data set, or a torch DataLoader. A DataLoader is rebuilt from its data
+                set, collate function and workers; one with a sampler of its own is used as it is, in fast mode.
+            global_batch: samples of one step, over all ranks. Of a DataLoader, its batch size is the default.
+            lanes: into how many parts a global batch is cut, a power of two. At most this many ranks can share it.
+            tail: what to do with the samples left over at an epoch's end: "drop" them (default), "short" for a
+                smaller last batch, "pad" for full batches with weights.
+            shuffle: read samples in a new random order in each epoch (default), or in the data set's own.
+            lanes_per_rank: how many lanes each rank runs, for devices of unequal speed.
+            workers: processes that read samples; 0 (default): this process reads them.
+            prefetch: global batches that workers read ahead; 2 by default.
+            collate: how samples become a batch; torch's default collate function by default.
+            worker_init: called in each worker first, with the worker's number.
+            uneven: for a DataLoader with a sampler of its own: "cut" ends an epoch with the rank that has the fewest
+                batches, "join" with the rank that has the most.
         """
         return choose_loader(
-            dataset, self.data_world, seed=self.seed, global_batch=global_batch, lanes=lanes, tail=tail, **options
+            dataset,
+            self.data_world,
+            seed=self.seed,
+            global_batch=global_batch,
+            lanes=lanes,
+            lanes_per_rank=lanes_per_rank,
+            shuffle=shuffle,
+            tail=tail,
+            workers=workers,
+            prefetch=prefetch,
+            collate=collate,
+            worker_init=worker_init,
+            uneven=uneven,
         )
 
     def steps(
@@ -231,50 +338,62 @@ class Run:
         save_every: int | str | None = None,
         keep: int = 3,
         keep_every: int | None = None,
+        checkpoints: CheckpointPolicy | None = None,
+        finish: bool = True,
     ) -> Iterator[Step]:
-        """Yield so many epochs' or updates' worth of steps, less what an earlier attempt has made; then the digest.
+        """Yield the steps of this many epochs or updates, less those that an earlier attempt has made.
 
-        `save_every`, as in `100` or `"1 epoch"`, saves in between as well; the newest `keep` checkpoints stay, and
-        those of every `keep_every`-th step.
+        Args:
+            loader: what `run.loader` returned.
+            epochs: how many epochs to train, or
+            steps: how many updates.
+            save_every: save in between as well, not only at the end: `100` steps, or `"1 epoch"`.
+            keep: how many of the newest checkpoints stay.
+            keep_every: keep the checkpoints of every `keep_every`-th step as well.
+            checkpoints: the three above in one value, in their place.
+            finish: call `run.finish()` after the last step. With False, do so yourself.
         """
-        yield from self.open_steps(loader, epochs=epochs, steps=steps, saving=Saving(save_every, keep, keep_every))
-        if not self._continuity.is_ahead:
-            self.finish()
+        policy = CheckpointPolicy(save_every, keep, keep_every)
+        if checkpoints is not None:
+            if policy != CheckpointPolicy():
+                raise UserError("run.steps(…): give either checkpoints=, or save_every=, keep= and keep_every=")
+            policy = checkpoints
+        self._recomputed.check(list(self._state.models.values()))
+        return self._loop.steps(loader, epochs, steps, policy, self.finish if finish else None)
 
-    def open_steps(
-        self,
-        loader: Loader,
-        *,
-        epochs: int | None = None,
-        steps: int | None = None,
-        saving: Saving = _AT_THE_END,
-    ) -> Iterator[Step]:
-        """The same without the end, for a loop that has something to do after its last step."""
-        self._recomputed.check(list(self._parts.models.values()))
-        return self._loop.steps(loader, epochs, steps, saving)
+    def end_steps(self) -> None:
+        """End `run.steps(…)` after the present step, as if no more had been asked for; on all ranks alike."""
+        self._loop.end_steps()
 
     def rounds(
         self,
         count: int,
         *,
         save_every: int = 1,
-        saving: Saving = _AT_THE_END,
+        checkpoints: CheckpointPolicy | None = None,
         settings: Mapping[str, Any] | None = None,
         is_over: Callable[[], bool] | None = None,
     ) -> Iterator[Round]:
-        """Yield so many numbered rounds, less those of earlier attempts: for a loop that does not go by steps.
+        """Yield numbered rounds, less those of earlier attempts: for a loop that does not train by steps.
 
-        What they change is saved if the run keeps it: `run.keep(name, thing, in_digest=True)`. Then call `finish`.
-        `settings`: plain values that rounds go by, which no attempt may change. Where the run has a config, it counts.
-        `is_over`, on all ranks: where an earlier attempt has come to its end, is that the end for this one, too? If
-        left out, it is where a round was made the last before time.
+        What a round changes is saved if it is registered: `run.register_state(name, thing, in_digest=True)`. Call
+        `run.finish()` after the last round.
+
+        Args:
+            count: how many rounds.
+            save_every: rounds between two checkpoints.
+            checkpoints: which checkpoints stay.
+            settings: plain values that the rounds depend on, which no attempt may change. A config's take their place.
+            is_over: called on all ranks when an earlier attempt has finished: is this one finished too? By default it
+                is if a round was marked as the last before `count`.
         """
         require_count("save_every", save_every)
-        return self._round_loop.rounds(count, save_every, saving, self.stop_after, settings or {}, is_over)
+        policy = checkpoints or CheckpointPolicy()
+        return self._round_loop.rounds(count, save_every, policy, self.stop_after, settings or {}, is_over)
 
     @property
     def stop_after(self) -> int | None:
-        """So many updates; then the run is saved, and a `Stopped` is raised."""
+        """Stop after this many updates: the run is saved, and `Stopped` is raised. None: go on to the end."""
         return self._loop.stop_after
 
     @stop_after.setter
@@ -282,117 +401,124 @@ class Run:
         self._loop.stop_after = steps
 
     @property
-    def is_saved(self) -> bool:
-        """Is there a checkpoint of the current step, or one under way?"""
-        return self._continuity.is_saved
+    def checkpoint_metadata(self) -> dict[str, Any]:
+        """Plain values that the manifest of every checkpoint saved from now on includes; change it as you like."""
+        return self._loop.checkpoint_metadata
 
-    def save(self, *, is_best: bool = False, **facts: Any) -> None:
-        """Save the run as it is now, or in the body of a step, as it is after it. Training goes on meanwhile.
+    def save(self, *, is_best: bool = False, **metadata: Any) -> None:
+        """Save the run now, or, called inside a step, after that step. Training continues while files are written.
 
-        `is_best` marks a checkpoint that stays until there is a better one. `facts` are for its manifest. Where the
-        loop is then left by `break`, it is saved by `finish` or `close`.
+        Args:
+            is_best: this checkpoint stays until there is a better one.
+            metadata: plain values for the checkpoint's manifest.
         """
-        self._loop.save(is_best=is_best, **facts)
-
-    def length(self, loader: Loader, *, epochs: int | None = None, steps: int | None = None) -> RunLength:
-        """What durations are counted in, and how many updates there will have been after so many more."""
-        return self._loop.length(loader, epochs, steps)
+        self._loop.save(is_best=is_best, metadata=metadata)
 
     @property
     def loss_scale(self) -> float | None:
-        """With fp16, what losses are multiplied with at present."""
-        return None if self._parts.scaler is None else self._parts.scaler.scale
+        """With fp16, the factor that losses are multiplied by at present."""
+        return None if self._state.scaler is None else self._state.scaler.scale
 
     @property
     def traffic(self) -> dict[str, int]:
-        """Bytes of gradients that this rank sends in a step, and uncompressed would send; where they are compressed."""
-        traffic = self._parts.strategy.traffic
+        """With compression, the bytes of gradients that this rank sends in a step, and would send uncompressed."""
+        traffic = self._state.strategy.traffic
         return {} if traffic is None else traffic.per_step()
 
-    def evaluate(self, model: Any, dataset: Any, metrics: Metrics, *, batch: int = 256) -> dict[str, Any]:
-        """Each metric over every sample, counted once: a float, or nested lists of numbers.
+    # -- evaluation and logging
 
-        `metrics(model, batch)` → {name: (sum, count)} for means, or with others of `lockstep.metrics` as values.
-        `dataset` may be a loader as well. The batches it is cut into do not depend on the number of ranks.
+    def evaluate(self, model: Any, dataset: Any, metrics: Metrics, *, batch: int = 256) -> dict[str, Any]:
+        """Each metric over every sample of a data set, counted exactly once, on any number of ranks.
+
+        Args:
+            model: what `metrics` is called with; it is in evaluation mode meanwhile.
+            dataset: a data set, a torch DataLoader, or a `lockstep` evaluation loader.
+            metrics: `metrics(model, batch)` returns `{name: (sum, count)}` for means, or values of `lockstep.metrics`.
+            batch: samples in a batch. The batches do not depend on the number of ranks.
+
+        Returns a number, or nested lists of numbers, for each metric; the same on every rank.
         """
         loader = dataset if isinstance(dataset, EvaluationLoader) else EvaluationLoader(dataset, batch, self.world)
-        loader = self._parts.strategy.share_evaluation(loader)
-        precision = Precision(self.options.precision, self.world.device)  # a lane's own may be entered already
-        with pulse.during(Phase.EVALUATING), self._loop.stopwatch.aside("evaluating"):
+        loader = self._state.strategy.share_evaluation(loader)
+        precision = MixedPrecision(self.options.precision, self.world.device)  # a lane's own may be entered already
+        with heartbeat.during(Phase.EVALUATING), self._loop.timer.aside("evaluating"):
             results = evaluate(model, loader, metrics, self.world, seed=self.seed, precision=precision)
-        self._parts.strategy.settle()
+        self._state.strategy.settle()
         return results
 
-    def tell_at_start(self, **facts: Any) -> None:
-        """Have the run's start event say so too; before the first step or round."""
-        self._facts.update(facts)
-
     def log(self, **values: Any) -> None:
-        """Put values into the run's events, on rank 0; all ranks may call it."""
+        """Write values into the run's events, on rank 0; all ranks may call it."""
         self._check_open("log")
-        self.journal.events.emit("step", self._loop.number, **values)
+        self.run_log.events.emit("step", self._loop.number, **values)
 
     def log_image(self, name: str, image: Any) -> None:
-        """Keep an image as RUN/media/NAME-STEP.png and show it in the loggers, on rank 0; all ranks may call it.
+        """Write an image to RUN/media/NAME-STEP.png and show it in the loggers, on rank 0; all ranks may call it.
 
-        A tensor or array of uint8, or of floats from 0 to 1 (what lies outside is clipped): height × width,
-        height × width × 3, 3 × height × width or 1 × height × width. Without a folder it is not kept.
+        Args:
+            name: letters, digits, `-` and `_`.
+            image: a tensor or array of uint8, or of floats from 0 to 1: height × width, height × width × 3,
+                3 × height × width or 1 × height × width. Without a folder it is dropped.
         """
         self._check_open("log_image")
-        self.journal.keep_image(name, self._loop.number, image)
+        self.run_log.log_image(name, self._loop.number, image)
 
     def log_text(self, name: str, text: str) -> None:
-        """Put a text into the run's events and show it in the loggers, on rank 0; all ranks may call it."""
+        """Write a text into the run's events and show it in the loggers, on rank 0; all ranks may call it."""
         self._check_open("log_text")
-        self.journal.keep_text(name, self._loop.number, text)
+        self.run_log.log_text(name, self._loop.number, text)
+
+    # -- state and end
 
     def state_dict(self) -> dict[str, Any]:
-        """Of a run without a folder: all that it needs to go on, for somebody else's checkpoint."""
-        return {"parts": self._parts.values(), "step": self.step, "batches": self.batches}
+        """All that a run without a folder needs to continue, for a checkpoint of your own."""
+        return {"parts": self._state.values(), "step": self.step, "batches": self.batches}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there, with the same models, optimizers and averages; between two calls of `steps`."""
-        self._parts.load(state["parts"])
-        self._continuity.progress = Progress(step=state["step"], batches=state["batches"])
+        """Continue from there, with the same models, optimizers and averages; between two calls of `steps`."""
+        self._state.load(state["parts"])
+        self._checkpointer.progress = Progress(step=state["step"], batches=state["batches"])
 
     def state(self) -> dict[str, Tensor]:
-        """Every tensor that training changes, under a name that says what it is. All ranks ask together."""
-        return self._parts.state()
+        """Every tensor that training changes, by name. All ranks call it together."""
+        return self._state.state()
 
     def digest(self) -> str:
-        """The sha256 of that state, in hex: equal digests, equal bits. All ranks ask together."""
-        return digest(self._parts.tensors())
+        """The sha256 of that state, in hex: equal digests mean equal bits. All ranks call it together."""
+        return digest(self._state.tensors())
 
-    def finish(self, **facts: Any) -> str:
-        """End the run: its digest is compared over the ranks, and returned; its state is saved."""
-        if self._continuity.is_ahead:
+    def finish(self, **metadata: Any) -> str:
+        """End the run: check that all ranks have the same state, save it, and return its digest.
+
+        `metadata`: plain values for the last checkpoint's manifest and the end event.
+        """
+        if self._checkpointer.found_progress is not None:
             raise UserError("an earlier attempt had come further: its script had more calls of run.steps(…)")
-        pulse.enter(Phase.FINISHING)
+        heartbeat.enter(Phase.FINISHING)
         own = self.digest()
         if len(set(all_gather_object(own))) > 1:
-            digests = all_gather_object(tensor_digests(self._parts.tensors()))
+            digests = all_gather_object(tensor_digests(self._state.tensors()))
             names = dict.fromkeys(name for theirs in digests for name in theirs)
             name = next(name for name in names if len({theirs.get(name) for theirs in digests}) > 1)
             raise LockstepError(f"after step {self.step} the ranks differ in {name}: was it changed outside of a step?")
         if self._loop.is_closed:
             return own
-        self._loop.save_as_asked()
-        self._continuity.finish(**facts)
-        self.journal.events.emit("end", self.step, digest=own, **self.traffic, **facts)
+        self._loop.save_if_requested()
+        self._checkpointer.finish(self.checkpoint_metadata | metadata)
+        self.run_log.events.emit("end", self.step, digest=own, **self.traffic, **metadata)
         self.close()
         return own
 
     def close(self, *, abandon: bool = False) -> None:
-        """Let go of the folder and of the other ranks; `abandon`: without waiting for them. `finish` does it too."""
+        """Release the folder and the other ranks, as `finish` does; `abandon`: without waiting for either."""
         self._loop.close(abandon=abandon)
-        self._continuity.close(abandon=abandon)
-        self.journal.close()
+        self._checkpointer.close(abandon=abandon)
+        self.run_log.close()
 
     def _choose_strategy(self, models: Sequence[nn.Module] = ()) -> None:
-        choice = choose_strategy(self.world, self.options, models, keep_gradients=self._traces)
-        self._parts.strategy, self._parts.why_strategy = choice
+        choice = choose_strategy(self.world, self.options, models, keep_gradients=self._is_traced)
+        self._state.strategy, self._state.why_strategy = choice
 
     def _check_open(self, what: str) -> None:
         """On every rank, or rank 0 alone would fail."""
         if self._loop.is_closed:
-            raise UserError(f"run.{what}(…) after the run's end: run.open_steps(…) leaves it open, until run.finish()")
+            raise UserError(f"run.{what}(…) after the run's end: call run.steps(…, finish=False), then run.finish()")

@@ -1,4 +1,4 @@
-"""One training step: this rank's lanes, the update that all ranks make together, and the loss over all of them."""
+"""`Step`: forward and backward over this rank's lanes, then the update that all ranks make together."""
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -11,47 +11,58 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from lockstep.data.batch import GlobalBatch
-from lockstep.engine.buffers import Slot
-from lockstep.engine.engine import Engine, LanePass
-from lockstep.engine.scaling import scale_gradients
-from lockstep.engine.table import Count, Term, Terms, as_terms
+from lockstep.data.lanes import GlobalBatch
+from lockstep.engine.engine import Engine, GradientPass
+from lockstep.engine.gradient_math import scale_gradients
+from lockstep.engine.lane_buffers import BufferSlot
+from lockstep.engine.loss_table import Count, Term, Terms, as_terms
 from lockstep.errors import UserError
-from lockstep.supervision import pulse
-from lockstep.supervision.pulse import Phase
-from lockstep.train.nonfinite import Investigator, LaneGradients, Replay
-from lockstep.train.parts import Models
-from lockstep.train.precision import Precision
-from lockstep.train.stopwatch import Stopwatch
-from lockstep.train.update import Updater
-from lockstep.world.randomness import derived, seed_streams, undisturbed_streams
+from lockstep.supervision import heartbeat
+from lockstep.supervision.heartbeat import Phase
+from lockstep.train.optim.mixed_precision import MixedPrecision
+from lockstep.train.optim.nonfinite import Investigator, LaneGradients, Replay
+from lockstep.train.optim.optimizer_update import Updater
+from lockstep.train.resume.progress import StepBoundaries
+from lockstep.train.step_timer import StepTimer
+from lockstep.train.train_state import Models
+from lockstep.world.keyed_random import derive_key, preserve_rng_states, seed_rngs
 
 Loss = Callable[..., Term | Terms]
 """`loss(model, batch)` → a sum and a count, or several by name; with `tail="pad"`, `loss(model, batch, weight=…)`."""
 
 
 class StepContext(NamedTuple):
-    """What all steps of a run have in common."""
+    """What all steps of one call of `run.steps` share."""
 
     engine: Engine
-    lane_key: int  # what a lane draws from, and
-    update_key: int | None  # what is drawn after the lanes, start from these; with a single lane it just goes on
-    precision: Precision
+    lane_key: int  # the random key of lanes
+    update_key: int | None  # the random key of updates; None: with a single lane the stream continues
+    precision: MixedPrecision
     updater: Updater
     investigator: Investigator
-    stopwatch: Stopwatch
+    timer: StepTimer
     parameters: Callable[[Models | None], list[Parameter]]
-    buffers: Sequence[Slot]
+    buffers: Sequence[BufferSlot]
 
 
 class Step:
-    """What `run.steps(…)` yields. A step is one or more passes over its lanes, each ended by an update:
+    """One training step, as `run.steps(…)` yields it.
 
-    step.accumulate(loss, model)         # or: for batch in step.lanes: step.backward(*loss(model, batch))
-    step.update(optimizer)
+    A step runs this rank's lanes, one after the other, and ends with an update that all ranks make together:
+
+        for step in run.steps(loader, epochs=10):
+            step.accumulate(loss, model)     # forward and backward over this rank's lanes
+            step.update(optimizer)           # reduce over all ranks, clip, optimizer step, EMA, schedule
+
+    In place of `accumulate`, you may write the loop over the lanes yourself:
+
+        for batch in step.lanes:
+            step.backward(*loss(model, batch))
+
+    Two models with an optimizer each (a GAN) are two such pairs in one step.
     """
 
-    def __init__(self, number: int, batch: GlobalBatch, context: StepContext) -> None:
+    def __init__(self, number: int, batch: GlobalBatch, context: StepContext, boundaries: StepBoundaries) -> None:
         self.number = number  # counts updates, from 1
         self.batch = batch
         self.weight: Tensor | None = None  # of the current lane's samples, where the loader pads
@@ -59,25 +70,42 @@ class Step:
         self.is_updated = False  # an update was made
         self.was_skipped = False  # the latest was not: something in it was not finite
         self._context = context
-        self._passes: list[_Pending] = []
+        self._boundaries = boundaries
+        self._passes: list[_PendingPass] = []
         self._num_passes = 0
-        self._open: _Pending | None = None
-        self._last_pass: _Pending | None = None
+        self._open: _PendingPass | None = None
+        self._last_pass: _PendingPass | None = None
 
     @property
     def is_begun(self) -> bool:
+        """Has the script begun to run the step's lanes?"""
         return self._num_passes > 0
 
     @property
     def epoch(self) -> int:
+        """The epoch that the step's batch belongs to, from 0."""
         return self.batch.epoch
 
+    @property
+    def is_epoch_end(self) -> bool:
+        """Is this the last step of its epoch?
+
+        A stream has no length, so its next batch is fetched to find out: read it on all ranks alike.
+        """
+        return self._boundaries.is_epoch_end(self.batch)
+
+    @property
+    def is_last(self) -> bool:
+        """Is this the last step that `run.steps(…)` was asked for? Known after `update`; as with `is_epoch_end`."""
+        return self._boundaries.is_last(self.batch, is_updated=self.is_updated)
+
     def every(self, steps: int) -> bool:
+        """Is this step's number a multiple of `steps`?"""
         return self.number % steps == 0
 
     @property
     def lanes(self) -> Iterator[Any]:
-        """This rank's batches, for a loop of one's own; `backward` then concerns every prepared model."""
+        """This rank's batches, one for each of its lanes; `backward` then applies to every prepared model."""
         return self.lanes_of(None)
 
     def lanes_of(self, model: Models | None) -> Iterator[Any]:
@@ -85,23 +113,25 @@ class Step:
         return self._run_lanes(model, None)
 
     def _run_lanes(self, model: Models | None, loss: Loss | None) -> Iterator[Any]:
-        """`loss`: what will be called with each lane's data, where that is known."""
+        """`loss`: the function that will be called with each lane's data, if it is known."""
         number = self._num_passes
         self._num_passes += 1
         parameters = self._context.parameters(model)
         for earlier in self._passes:
             if not set(earlier.parameters).isdisjoint(parameters):
-                raise UserError("a second pass over the same model before step.update(): the first would be lost")
-            earlier.finish()  # this one may need the buffers it leaves
+                raise UserError(
+                    "a second pass for the same model before step.update(…): the first gradients would be lost"
+                )
+            earlier.finish()  # this pass may need the buffers that it leaves
         scaler = self._context.updater.scaler
         engine = self._context.engine
         lane_pass = engine.start_pass(parameters, divide_late=scaler is not None)
-        pending = _Pending(engine, lane_pass, parameters, number)
+        pending = _PendingPass(engine, lane_pass, parameters, number)
         if scaler is not None:
             pending.factor, pending.scale = scaler.factor, scaler.number
         pending.loss_function, pending.model = loss, model
         if self._context.updater.may_skip:
-            pending.buffers = [_Kept.now(slot) for slot in self._context.buffers]
+            pending.buffers = [_SavedBuffer.capture(slot) for slot in self._context.buffers]
         for lane, data, size, weight in self.batch.lanes:
             lane_pass.open_lane(lane, size)
             if data is not None:
@@ -114,13 +144,19 @@ class Step:
                     self._open = None
             lane_pass.close_lane()
         if self._context.update_key is not None:
-            # What is drawn from here to the next lanes is the same on all ranks, whatever lanes they had.
-            seed_streams(derived(self._context.update_key, _place(self.batch.number, number)))
+            # Random numbers drawn between here and the next lanes are the same on all ranks.
+            seed_rngs(derive_key(self._context.update_key, _lane_index(self.batch.number, number)))
         lane_pass.end()
         self._passes.append(pending)
 
     def accumulate(self, loss: Loss, model: Models) -> None:
-        """Run `loss(model, batch)` and its backward pass over this rank's lanes."""
+        """Run `loss(model, batch)` and its backward pass over each of this rank's lanes.
+
+        Args:
+            loss: returns a sum and a count, or several by name: `{"ce": (sum, n), "kl": (sum, m)}`. With `tail="pad"`
+                it is called as `loss(model, batch, weight=…)`.
+            model: the prepared model, or several, whose gradients are accumulated.
+        """
         for data in self._run_lanes(model, loss):
             self.backward(self._loss_of(loss, model, data))
 
@@ -132,18 +168,25 @@ class Step:
         more: bool = False,
         retain_graph: bool = False,
     ) -> None:
-        """The backward pass of a lane's loss: its sum and its count, or terms by name.
+        """Run the backward pass of one lane's loss, inside `for batch in step.lanes:`.
 
-        Several in one lane add up, sums and counts; all but the last say `more=True`.
+        Args:
+            loss_sum: the sum of the lane's losses, or terms by name, as `accumulate` takes them.
+            count: how many losses were summed.
+            more: another `backward` follows in the same lane; sums and counts add up.
+            retain_graph: as in `Tensor.backward`.
         """
         if self._open is None:
             raise UserError("step.backward() belongs inside `for batch in step.lanes:`")
         loss: Any = loss_sum if count is None else (loss_sum, count)
-        with self._context.precision.as_it_is:
+        with self._context.precision.no_autocast:
             self._open.lane_pass.backward(self._open.scaled(as_terms(loss)), more=more, retain_graph=retain_graph)
 
     def update(self, *optimizers: Optimizer) -> None:
-        """Wait for all ranks' gradients of the optimizers' parameters, clip them, and let the optimizers step."""
+        """Wait for the sum of all ranks' gradients, clip it, step these optimizers, move EMAs and schedules.
+
+        Several optimizers of one model belong into one call.
+        """
         passes = self._passes if len(self._passes) == 1 else self._passes_of(optimizers)
         if not passes:
             raise UserError(
@@ -152,13 +195,13 @@ class Step:
             )
         parameters = [parameter for each in passes for parameter in each.parameters]
         _require_gradients(optimizers, parameters)
-        self._context.stopwatch.lap("compute")
-        pulse.enter(Phase.EXCHANGING)
-        # A skipped update puts buffers back, and a pass that is finished later would write them once more.
+        self._context.timer.lap("compute")
+        heartbeat.enter(Phase.EXCHANGING)
+        # A skipped update restores buffers; a pass that is finished later would overwrite them.
         for each in self._passes if self._context.updater.may_skip else passes:
             each.finish()
-        self._context.stopwatch.lap("exchange")
-        pulse.enter(Phase.UPDATING)
+        self._context.timer.lap("exchange")
+        heartbeat.enter(Phase.UPDATING)
         self._passes = [each for each in self._passes if each not in passes]
         self._last_pass = passes[-1]
         update = self._context.updater.apply(
@@ -168,7 +211,7 @@ class Step:
             lambda: [loss_sum for each in passes for loss_sum in each.lane_pass.loss_sums()],
             optimizers,
         )
-        self._context.stopwatch.lap("update")
+        self._context.timer.lap("update")
         self.norm = update.norm
         self.was_skipped = not update.is_made
         self.is_updated |= update.is_made
@@ -178,40 +221,40 @@ class Step:
             for each in passes:
                 if self._context.engine.can_replay and each.loss_function is not None and each.model is not None:
                     each.replay = partial(self._replayed, each.loss_function, each.model, each)
-            with undisturbed_streams(cuda=True):  # lanes may be run again there, on each rank its own
+            with preserve_rng_states(cuda=True):  # each rank may run its lanes again
                 self._context.investigator.report(self.number, passes, self._context.engine.reduced(parameters))
-        for each in reversed(passes):  # a later pass has begun with what an earlier one had left
-            each.put_buffers_back()
+        for each in reversed(passes):  # a later pass began with the buffers that an earlier one left
+            each.restore_buffers()
             for later in self._passes:
                 if later.number > each.number:
-                    later.begin_with(each.buffers)
+                    later.inherit_buffers(each.buffers)
 
     @property
     def loss(self) -> float:
-        """The loss over all lanes of all ranks, of the latest update; fetched from the device when it is read."""
+        """The loss of the latest update over all lanes of all ranks. Reading it waits for the device."""
         return self.loss_tensor.item()
 
     @property
     def loss_tensor(self) -> Tensor:
-        """The same, left where it is: nothing waits for the device."""
+        """The same as a tensor on the device, without waiting."""
         if self._last_pass is None:
-            raise UserError("step.loss is known after step.update()")
+            raise UserError("step.loss is known after step.update(…)")
         return self._last_pass.loss()
 
-    def _passes_of(self, optimizers: Sequence[Optimizer]) -> list["_Pending"]:
-        """Those of the pending passes that these optimizers' parameters had a part in."""
+    def _passes_of(self, optimizers: Sequence[Optimizer]) -> list["_PendingPass"]:
+        """The pending passes that have gradients for these optimizers."""
         parameters = {p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
         return [each for each in self._passes if not parameters.isdisjoint(each.parameters)]
 
     def _open_lane(self, number: int, lane: int, weight: Tensor | None) -> None:
-        seed_streams(derived(self._context.lane_key, _place(self.batch.number, number, lane)))
+        seed_rngs(derive_key(self._context.lane_key, _lane_index(self.batch.number, number, lane)))
         self.weight = weight
 
     def _loss_of(self, loss: Loss, model: Models, data: Any) -> Term | Terms:
         return loss(model, data) if self.weight is None else self._weighted(loss, model, data)
 
-    def _replayed(self, loss: Loss, model: Models, pending: "_Pending") -> Iterator[LaneGradients]:
-        """Each lane's own gradients once more: the same, because all that a lane draws is keyed."""
+    def _replayed(self, loss: Loss, model: Models, pending: "_PendingPass") -> Iterator[LaneGradients]:
+        """Compute each lane's gradients again: they are the same, because a lane's random numbers are keyed."""
         for lane, data, _, weight in self.batch.lanes:
             if data is not None:
                 self._open_lane(pending.number, lane, weight)
@@ -225,43 +268,43 @@ class Step:
         parameters = inspect.signature(loss).parameters
         if "weight" not in parameters and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             raise UserError(
-                "tail=pad gives samples of weight zero, so the loss must take them: loss(model, batch, weight)"
+                "tail=pad adds samples of weight zero, so the loss must take weights: loss(model, batch, weight)"
             )
         return loss(model, data, weight=self.weight)
 
 
-class _Kept(NamedTuple):
-    """A buffer as it was before the lanes: the tensor and its value, for either may be another afterwards."""
+class _SavedBuffer(NamedTuple):
+    """A buffer before the lanes ran: the tensor and its value, because either may be replaced."""
 
-    slot: Slot
+    slot: BufferSlot
     tensor: Tensor | None
     value: Tensor | None
 
     @classmethod
-    def now(cls, slot: Slot) -> Self:
+    def capture(cls, slot: BufferSlot) -> Self:
         return cls(slot, *(None, None) if slot.is_empty else (slot.tensor, slot.tensor.clone()))
 
-    def put_back(self) -> None:
-        """Without asking whether it was changed: batch norm changes its statistics and leaves no trace of that."""
-        self.slot.module._buffers[self.slot.key] = self.tensor
+    def restore(self) -> None:
+        """Restore it whether or not it has changed: batch norm's kernels do not bump a tensor's version."""
+        self.slot.set(self.tensor)
         if self.tensor is not None and self.value is not None:
             self.tensor.copy_(self.value)
 
 
 @dataclass(eq=False)
-class _Pending:
+class _PendingPass:
     """A pass over the lanes whose gradients no update has used yet."""
 
     engine: Engine
-    lane_pass: LanePass
+    lane_pass: GradientPass
     parameters: list[Parameter]
     number: int  # of the passes in this step
-    factor: Tensor | None = None  # what fp16 losses were multiplied with; at the update it may be another already
-    scale: float = 1.0  # the same as a number
-    loss_function: Loss | None = None  # what was called with each lane's data, and
-    model: Models | None = None  # with what, where that is known
-    replay: Replay | None = None  # made when it is needed: it refers back to this, and such circles are freed late
-    buffers: list[_Kept] = field(default_factory=list)
+    factor: Tensor | None = None  # the fp16 loss scale then; by the update it may have changed
+    scale: float = 1.0  # as a number
+    loss_function: Loss | None = None  # called with each lane's data, if known
+    model: Models | None = None  # which it was called with
+    replay: Replay | None = None  # made when needed: it refers back to this object, and reference cycles are freed late
+    buffers: list[_SavedBuffer] = field(default_factory=list)
     is_finished: bool = False
 
     def scaled(self, terms: Terms) -> Terms:
@@ -270,7 +313,7 @@ class _Pending:
         return {name: (loss_sum.float() * self.factor, count) for name, (loss_sum, count) in terms.items()}
 
     def finish(self) -> None:
-        """Wait until the gradients over all lanes of all ranks are here, without the loss scale."""
+        """Wait for the sum of gradients over all lanes of all ranks, and remove the loss scale from it."""
         if self.is_finished:
             return
         self.lane_pass.finish()
@@ -278,34 +321,34 @@ class _Pending:
         if self.factor is not None:
             scale_gradients(self.engine.reduced(self.parameters).gradients, 1.0 / self.factor)
 
-    def begin_with(self, buffers: list[_Kept]) -> None:
-        """An earlier pass has been taken back: put back what was before that one, if it comes to it."""
-        before = {kept.slot: kept for kept in buffers}
-        self.buffers = [before.get(kept.slot, kept) for kept in self.buffers]
+    def inherit_buffers(self, buffers: list[_SavedBuffer]) -> None:
+        """An earlier pass was undone: undoing this one must restore the buffers from before that one."""
+        before = {saved.slot: saved for saved in buffers}
+        self.buffers = [before.get(saved.slot, saved) for saved in self.buffers]
 
     def loss(self) -> Tensor:
         return self.lane_pass.loss() / self.scale
 
-    def put_buffers_back(self) -> None:
-        """What is not finite may have reached them too."""
-        for kept in self.buffers:
-            kept.put_back()
+    def restore_buffers(self) -> None:
+        """Non-finite values may have reached them too."""
+        for saved in self.buffers:
+            saved.restore()
 
 
-def _place(batch: int, number: int, lane: int = 0) -> int:
+def _lane_index(batch: int, number: int, lane: int = 0) -> int:
     """One number for a lane of a pass over a batch: up to 2⁸ passes and 2²⁰ lanes."""
     return batch << 28 | number << 20 | lane
 
 
 def _require_gradients(optimizers: Sequence[Optimizer], parameters: Sequence[Parameter]) -> None:
-    """Else one would step on gradients of an earlier update, or on none."""
+    """An optimizer without gradients in this step would use those of an earlier one."""
     for optimizer in optimizers:
         first = next((p for group in optimizer.param_groups for p in group["params"]), None)
         if parameters and first is parameters[0]:
-            continue  # as it is most often
+            continue  # the usual case, without building sets
         own = {p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
         if own and own.isdisjoint(parameters):
             raise UserError(
-                f"step.update({type(optimizer).__name__}) without gradients of its parameters: they are in none of the "
-                "models that this step ran its lanes for"
+                f"step.update({type(optimizer).__name__}) without gradients: its parameters are in none of the models "
+                "that this step ran lanes for"
             )

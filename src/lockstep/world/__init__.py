@@ -1,1 +1,1 @@
-"""Who is in the job and how they talk: rank, size, device, backend; collectives; keyed randomness."""
+"""The process group: rank, world size, device and backend; collectives; keyed random numbers."""

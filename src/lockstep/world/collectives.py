@@ -1,6 +1,6 @@
-"""Collectives that also work with one process: code that uses them needs no `if distributed:`.
+"""Collectives on tensors (all_reduce, broadcast, …) that also work in a single process, without `if distributed:`.
 
-They act on torch's default process group (or the `group` given); without one, this process is the whole world.
+They use torch's default process group, or the `group` you pass; without a process group this is a world of one.
 """
 
 from collections.abc import Sequence
@@ -23,30 +23,40 @@ _REDUCE_OPS = {
 
 
 def get_rank(group: dist.ProcessGroup | None = None) -> int:
+    """This process's rank; 0 without a process group."""
     return dist.get_rank(group) if dist.is_initialized() else 0
 
 
 def get_world_size(group: dist.ProcessGroup | None = None) -> int:
+    """The number of processes; 1 without a process group."""
     return dist.get_world_size(group) if dist.is_initialized() else 1
 
 
 def is_main_process() -> bool:
-    """Rank 0: the one that prints, logs and writes."""
+    """Is this rank 0, the one that prints, logs and writes?"""
     return get_rank() == 0
 
 
 def barrier(group: dist.ProcessGroup | None = None) -> None:
-    """Return once every process has called this."""
+    """Wait until every process has called this."""
     if get_world_size(group) > 1:
         dist.barrier(group)
 
 
 def all_reduce(tensor: Tensor, op: Operation = "sum", group: dist.ProcessGroup | None = None) -> Tensor:
-    """Combine `tensor` over all processes, in place; every process gets the result, which is also returned."""
+    """Reduce `tensor` over all processes, in place, and return it. Every process gets the result.
+
+    Args:
+        tensor: The tensor to reduce, of the same shape on every process.
+        op: "sum", "mean", "min", "max" or "product"; "mean" needs a floating-point or complex tensor.
+        group: The process group; the default one if omitted.
+    """
     if op not in _REDUCE_OPS:
         raise ValueError(f"op={op!r}: expected one of {', '.join(_REDUCE_OPS)}")
     if op == "mean" and not (tensor.is_floating_point() or tensor.is_complex()):
-        raise ValueError(f"op='mean' of a {tensor.dtype} tensor would be cut to whole numbers: convert it first")
+        raise ValueError(
+            f"op='mean' of a {tensor.dtype} tensor would be truncated to integers: convert it to float first"
+        )
     if get_world_size(group) > 1:
         dist.all_reduce(tensor, _REDUCE_OPS[op], group)
         if op == "mean":
@@ -55,12 +65,12 @@ def all_reduce(tensor: Tensor, op: Operation = "sum", group: dist.ProcessGroup |
 
 
 def reduce_tensor(tensor: Tensor, op: Operation = "mean", group: dist.ProcessGroup | None = None) -> Tensor:
-    """The reduced copy of `tensor`, by default its mean over all processes; `tensor` itself is left alone."""
+    """Return a reduced copy of `tensor`, by default its mean over all processes; `tensor` itself is not changed."""
     return all_reduce(tensor.detach().clone(), op, group)
 
 
 def all_gather(tensor: Tensor, group: dist.ProcessGroup | None = None) -> list[Tensor]:
-    """Every process's `tensor` (all of one shape), in rank order, on every process."""
+    """Return every process's `tensor` (all of the same shape), in rank order, on every process."""
     if get_world_size(group) == 1:
         return [tensor.detach().clone()]
     gathered = [torch.empty_like(tensor) for _ in range(get_world_size(group))]
@@ -69,7 +79,7 @@ def all_gather(tensor: Tensor, group: dist.ProcessGroup | None = None) -> list[T
 
 
 def gather(tensor: Tensor, dst: int = 0, group: dist.ProcessGroup | None = None) -> list[Tensor] | None:
-    """Every process's `tensor` in rank order on `dst`; None elsewhere."""
+    """Return every process's `tensor` in rank order on rank `dst`, and None on the others."""
     _check_peer("dst", dst, group)
     if get_world_size(group) == 1:
         return [tensor.detach().clone()]
@@ -80,7 +90,7 @@ def gather(tensor: Tensor, dst: int = 0, group: dist.ProcessGroup | None = None)
 
 
 def broadcast(tensor: Tensor, src: int = 0, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Overwrite `tensor` with `src`'s, in place; also returned."""
+    """Overwrite `tensor` with that of rank `src`, in place, and return it."""
     _check_peer("src", src, group)
     if get_world_size(group) > 1:
         dist.broadcast(tensor, src, group)
@@ -90,11 +100,20 @@ def broadcast(tensor: Tensor, src: int = 0, group: dist.ProcessGroup | None = No
 def scatter(
     output: Tensor, parts: Sequence[Tensor] | None = None, src: int = 0, group: dist.ProcessGroup | None = None
 ) -> Tensor:
-    """Fill `output` with this rank's element of `src`'s `parts`, in place; also returned. Others pass no parts."""
+    """Fill `output` with this rank's element of the `parts` on rank `src`, in place, and return it.
+
+    Args:
+        output: Where this rank's part is written.
+        parts: One tensor per process, on rank `src`; ignored on the others.
+        src: The rank that sends.
+        group: The process group; the default one if omitted.
+    """
     _check_peer("src", src, group)
     if get_rank(group) == src:
         if parts is None or len(parts) != get_world_size(group):
-            raise ValueError(f"scatter needs one part per process: {get_world_size(group)}, not {len(parts or ())}")
+            raise ValueError(
+                f"scatter needs one part per process: expected {get_world_size(group)}, got {len(parts or ())}"
+            )
         if get_world_size(group) == 1:
             return output.copy_(parts[0])
     dist.scatter(output, list(parts) if parts is not None and get_rank(group) == src else None, src, group)
@@ -102,10 +121,10 @@ def scatter(
 
 
 def no_sync(model: nn.Module) -> AbstractContextManager[None]:
-    """Accumulate gradients without exchanging them, where the model exchanges any; else do nothing."""
+    """Accumulate gradients without reducing them, if `model` is a DDP or FSDP module; do nothing otherwise."""
     return model.no_sync() if hasattr(model, "no_sync") else nullcontext()  # type: ignore[operator]
 
 
 def _check_peer(name: str, rank: int, group: dist.ProcessGroup | None) -> None:
     if not 0 <= rank < get_world_size(group):
-        raise ValueError(f"{name}={rank}: ranks go from 0 to {get_world_size(group) - 1}")
+        raise ValueError(f"{name}={rank}: expected a rank from 0 to {get_world_size(group) - 1}")

@@ -1,4 +1,4 @@
-"""Which device a process computes on, and which backend its job talks over."""
+"""Choose the device a process computes on, and the backend (NCCL or gloo) of its process group."""
 
 import sys
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from lockstep.errors import WorldError
 
 
 def choose_device(placement: Placement, requested: str | torch.device | None = None) -> torch.device:
-    """The script's choice if it made one; else this process's GPU, the Mac's GPU if we are alone, the CPU."""
+    """The requested device; by default this process's GPU, MPS if this is the only process, or the CPU."""
     if requested is None or requested == "auto":
         if torch.cuda.is_available():
             requested = "cuda"
@@ -35,9 +35,9 @@ def choose_device(placement: Placement, requested: str | torch.device | None = N
 
 
 def choose_backend(device_type: str, devices_are_shared: bool = False, system: str = sys.platform) -> str:
-    """NCCL where CUDA and the platform have it, gloo otherwise.
+    """NCCL for CUDA where the platform has it, gloo otherwise.
 
-    NCCL refuses two ranks on one GPU; gloo carries CUDA tensors too, slowly, so a shared GPU works.
+    NCCL refuses two ranks on one GPU. gloo can send CUDA tensors too, slowly, so ranks that share a GPU use it.
     """
     if device_type == "cuda" and system != "win32" and not devices_are_shared:
         return "nccl"
@@ -45,20 +45,21 @@ def choose_backend(device_type: str, devices_are_shared: bool = False, system: s
 
 
 def devices_are_shared(placement: Placement, device: torch.device) -> bool:
+    """Do several processes of this machine use the same GPU?"""
     return device.type == "cuda" and placement.local_world_size > torch.cuda.device_count()
 
 
-def warn_if_pointless(placement: Placement, device: torch.device, warn: Callable[[str], None]) -> None:
-    """Several processes on one device, or one process under a launcher, run but bring no parallelism: say so."""
+def warn_if_no_parallelism(placement: Placement, device: torch.device, warn: Callable[[str], None]) -> None:
+    """Warn about several processes on one device, and about a single process under a launcher."""
     if placement.world_size == 1:
-        warn("one process under a launcher: this runs, but brings no parallelism; plain `python` does the same")
+        warn("one process under a launcher: this works, but brings no parallelism; plain `python` does the same")
     elif devices_are_shared(placement, device):
         warn(
-            f"{placement.local_world_size} processes share {torch.cuda.device_count()} CUDA device(s): this runs, but "
+            f"{placement.local_world_size} processes share {torch.cuda.device_count()} CUDA device(s): this works, but "
             "brings no parallelism; start one process per device (-n auto)"
         )
     elif torch.backends.mps.is_available():
         warn(
-            f"{placement.world_size} processes on a machine with one MPS device: this runs"
+            f"{placement.world_size} processes on a machine with one MPS device: this works"
             f" on {device.type}, but brings no parallelism; start one process"
         )

@@ -1,4 +1,7 @@
-"""`World`: this process's place in the job. A value that is passed around; a world of one is not a special case."""
+"""`World`: this process's rank, the number of ranks, and the device and backend they use.
+
+A `World` is a value that is passed to whatever needs it; a world of one process is not a special case.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,7 +14,21 @@ from lockstep.config.placement import Launcher
 
 @dataclass(frozen=True)
 class World:
-    """Unpacks as `rank, local_rank, world_size`, the three numbers a hand-written script starts from."""
+    """This process's place in the job; unpacks as `rank, local_rank, world_size`.
+
+    Args:
+        rank: This process's number among all processes, from 0.
+        local_rank: Its number among the processes of its machine.
+        size: The number of processes in the job.
+        local_size: The number of processes on this machine.
+        node: This machine's number, from 0.
+        num_nodes: The number of machines.
+        device: The device this process computes on.
+        backend: The process group's backend. None: there is no process group, and a world of one needs none.
+        launcher: What started this process.
+        timeout_s: The time limit for joining the job and for every collective.
+        attempt: How many times the launcher has restarted the job.
+    """
 
     rank: int = 0
     local_rank: int = 0
@@ -20,19 +37,19 @@ class World:
     node: int = 0
     num_nodes: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    backend: str | None = None  # None: no process group, which a world of one does not need
+    backend: str | None = None
     launcher: Launcher = "none"
-    timeout_s: float = field(default=600.0, compare=False)  # of joining, and of every collective
-    attempt: int = 0  # how often the launcher has restarted the job
+    timeout_s: float = field(default=600.0, compare=False)
+    attempt: int = 0
 
     @property
     def is_main(self) -> bool:
-        """Rank 0 alone writes what is shared and alone prints."""
+        """Is this rank 0, the only one that prints and writes shared files?"""
         return self.rank == 0
 
     @property
-    def facts(self) -> dict[str, Any]:
-        """For events."""
+    def event_fields(self) -> dict[str, Any]:
+        """What the run's `start` event records of the world."""
         return {
             "processes": self.size,
             "device": self.device.type,

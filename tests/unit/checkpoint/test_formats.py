@@ -1,6 +1,6 @@
-"""Checkpoints of every format that was ever released can still be read.
+"""Checkpoints of every released format can still be read.
 
-`python -m tests.unit.checkpoint.test_formats FOLDER` made what is in tests/fixtures/checkpoints.
+`python -m tests.unit.checkpoint.test_formats FOLDER` wrote the files in tests/fixtures/checkpoints.
 """
 
 import sys
@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from lockstep.checkpoint.contents import digest_of
-from lockstep.checkpoint.store import Store
-from lockstep.world.plain_values import Shard
+from lockstep.checkpoint.checkpoint_contents import checkpoint_digest
+from lockstep.checkpoint.checkpoint_store import CheckpointStore
+from lockstep.world.serialization import Shard
 from tests.checkpoints import RUN_ID, save
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "checkpoints"
@@ -29,15 +29,15 @@ def parts_of_format_2() -> dict[str, Any]:
     }
 
 
-def test_format_2() -> None:
-    found = Store(FIXTURES / "format-2").load(3)
+def test_format_2_loads_with_the_same_digest() -> None:
+    found = CheckpointStore(FIXTURES / "format-2").load(3)
     assert found.manifest.run_id == RUN_ID
     assert found.manifest.facts == FACTS
     assert found.manifest.is_best
-    assert digest_of(found.values) == "4316fe65553f507efc8759965a5a8a23da21319dc20126489095beac4b110ec7"
+    assert checkpoint_digest(found.values) == "4316fe65553f507efc8759965a5a8a23da21319dc20126489095beac4b110ec7"
     expected = parts_of_format_2()
     expected["kept.other"]["shard"] = expected["kept.other"]["shard"].local
-    assert digest_of(expected) == digest_of(found.values)
+    assert checkpoint_digest(expected) == checkpoint_digest(found.values)
     assert found.values["loader"] == expected["loader"]
     assert torch.equal(found.values["kept.other"].pop("shard"), expected["kept.other"].pop("shard"))
     assert found.values["kept.other"] == expected["kept.other"]

@@ -1,4 +1,4 @@
-"""A run's folder in memory: whose it is, and what becomes of those that nobody comes back to."""
+"""A run's folder in memory: who may use it, and when it is removed."""
 
 import json
 import os
@@ -9,8 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.checkpoint.memory_folder import MemoryFolder, Unusable, claim, path_in, sweep
-from lockstep.checkpoint.memory_room import available_bytes, why_no_room
+from lockstep.checkpoint.memory_folder import (
+    MemoryFolderError,
+    claim_memory_folder,
+    memory_folder_path,
+    sweep_memory_folders,
+)
 
 RUN_ID = "0123456789abcdef"
 OTHER_ID = "fedcba9876543210"
@@ -24,8 +28,8 @@ def make_run(folder: Path, run_id: str = RUN_ID) -> Path:
 
 
 def left_behind(memory: Path, run: Path) -> Path:
-    """By an attempt that was killed."""
-    folder = claim(path_in(memory, RUN_ID), run)
+    """Leave a folder as a killed attempt would."""
+    folder = claim_memory_folder(memory_folder_path(memory, RUN_ID), run)
     (folder.path / "step-3").mkdir()
     folder.release()
     return folder.path
@@ -38,123 +42,93 @@ def memory(tmp_path: Path) -> Path:
     return folder
 
 
-def test_an_attempt_finds_what_the_one_before_has_left(memory: Path, tmp_path: Path) -> None:
+def test_an_attempt_finds_what_the_previous_one_left(memory: Path, tmp_path: Path) -> None:
     path = left_behind(memory, make_run(tmp_path / "run"))
-    folder = claim(path_in(memory, RUN_ID), tmp_path / "run")
-    assert folder.path == path == path_in(memory, RUN_ID)
+    folder = claim_memory_folder(memory_folder_path(memory, RUN_ID), tmp_path / "run")
+    assert folder.path == path == memory_folder_path(memory, RUN_ID)
     assert (path / "step-3").is_dir()
     folder.remove()
     assert not list(memory.iterdir())
 
 
-def test_a_copy_of_the_run_folder_does_not(memory: Path, tmp_path: Path) -> None:
+def test_a_copied_run_folder_does_not_get_the_original_content(memory: Path, tmp_path: Path) -> None:
     path = left_behind(memory, make_run(tmp_path / "run"))
-    claim(path_in(memory, RUN_ID), make_run(tmp_path / "copy")).release()
+    claim_memory_folder(memory_folder_path(memory, RUN_ID), make_run(tmp_path / "copy")).release()
     assert sorted(entry.name for entry in path.iterdir()) == [".lock", ".run"]
 
 
 HOLD = """
 import sys
 from pathlib import Path
-from lockstep.checkpoint.memory_folder import claim
-folder = claim(Path(sys.argv[1]), Path(sys.argv[2]))
+from lockstep.checkpoint.memory_folder import claim_memory_folder
+folder = claim_memory_folder(Path(sys.argv[1]), Path(sys.argv[2]))
 print("held", flush=True)
 sys.stdin.read()
 """
 
 
-def test_one_in_use_is_neither_claimed_nor_swept(memory: Path, tmp_path: Path) -> None:
+def test_a_folder_in_use_is_neither_claimed_nor_removed(memory: Path, tmp_path: Path) -> None:
     path = left_behind(memory, make_run(tmp_path / "run"))
-    (tmp_path / "run" / "run.json").unlink()  # so that it would be swept
+    (tmp_path / "run" / "run.json").unlink()  # otherwise it would be kept in any case
     command = [sys.executable, "-c", HOLD, str(path), str(tmp_path / "run")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(Unusable, match="in use by another process"):
-            claim(path_in(memory, RUN_ID), tmp_path / "run")
-        sweep(memory, OWN)
+        with pytest.raises(MemoryFolderError, match="in use by another process"):
+            claim_memory_folder(memory_folder_path(memory, RUN_ID), tmp_path / "run")
+        sweep_memory_folders(memory, OWN)
         assert (path / "step-3").is_dir()
         holder.communicate("")
-    sweep(memory, OWN)
+    sweep_memory_folders(memory, OWN)
     assert not path.exists()
 
 
-def test_a_sweep_that_holds_it_for_a_moment_is_waited_for(memory: Path, tmp_path: Path) -> None:
+def test_a_lock_that_is_held_for_a_moment_is_waited_for(memory: Path, tmp_path: Path) -> None:
     path = left_behind(memory, make_run(tmp_path / "run"))
     moment = HOLD.replace("sys.stdin.read()", "import time; time.sleep(0.2)")
     command = [sys.executable, "-c", moment, str(path), str(tmp_path / "run")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        claim(path_in(memory, RUN_ID), tmp_path / "run").release()
+        claim_memory_folder(memory_folder_path(memory, RUN_ID), tmp_path / "run").release()
     assert (path / "step-3").is_dir()
 
 
-def test_those_that_nobody_comes_back_to_are_swept(memory: Path, tmp_path: Path) -> None:
+def test_abandoned_folders_are_removed(memory: Path, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     path = left_behind(memory, run)
     stranger = memory / "lockstep-of-somebody"
     stranger.mkdir()
-    sweep(memory, OWN)
-    assert path.is_dir(), "it may be taken up again"
+    sweep_memory_folders(memory, OWN)
+    assert path.is_dir(), "its run may resume"
     make_run(run, OTHER_ID)
-    sweep(memory, OWN)
-    assert not path.exists(), "another run has its folder now"
+    sweep_memory_folders(memory, OWN)
+    assert not path.exists(), "another run uses the run folder now"
     path = left_behind(memory, make_run(run))
     yesterday = time.time() - 25 * 3600
     os.utime(path, (yesterday, yesterday))
-    sweep(memory, path)
-    assert path.is_dir(), "our own run has come back"
-    sweep(memory, OWN)
+    sweep_memory_folders(memory, path)
+    assert path.is_dir(), "it is our own"
+    sweep_memory_folders(memory, OWN)
     assert not path.exists(), "it is too old"
     assert list(memory.iterdir()) == [stranger]
 
 
-def test_a_sweep_follows_no_link(memory: Path, tmp_path: Path) -> None:
+def test_sweeping_follows_no_link(memory: Path, tmp_path: Path) -> None:
     target = left_behind(memory, make_run(tmp_path / "run")).rename(tmp_path / "elsewhere")
     (tmp_path / "run" / "run.json").unlink()
-    path_in(memory, RUN_ID).symlink_to(target)
-    sweep(memory, OWN)
+    memory_folder_path(memory, RUN_ID).symlink_to(target)
+    sweep_memory_folders(memory, OWN)
     assert (target / "step-3").is_dir()
 
 
-def test_an_id_is_no_path(memory: Path) -> None:
-    with pytest.raises(Unusable, match=r"'\.\./\.\./etc'"):
-        path_in(memory, "../../etc")
+def test_a_run_id_cannot_be_a_path(memory: Path) -> None:
+    with pytest.raises(MemoryFolderError, match=r"'\.\./\.\./etc'"):
+        memory_folder_path(memory, "../../etc")
 
 
-def test_the_lock_is_let_go_of(memory: Path, tmp_path: Path) -> None:
-    folder = claim(path_in(memory, RUN_ID), tmp_path)
-    assert isinstance(folder, MemoryFolder)
+def test_release_closes_the_lock(memory: Path, tmp_path: Path) -> None:
+    folder = claim_memory_folder(memory_folder_path(memory, RUN_ID), tmp_path)
+    assert not folder.lock.closed
     folder.release()
     assert folder.lock.closed
-
-
-def test_room_is_left_for_others(tmp_path: Path) -> None:
-    system = os.statvfs(tmp_path)
-    free = system.f_bavail * system.f_frsize
-    assert why_no_room(tmp_path, 1000, available=2001) is None
-    problem = why_no_room(tmp_path, 1000, available=1999)
-    assert problem == "0.0 MB of memory are available, and 0.0 MB would be more than half"
-    problem = why_no_room(tmp_path, free, available=4 * free)
-    assert problem is not None
-    assert problem.startswith(f"{tmp_path} has {free / 1e6:,.1f} MB free")
-
-
-def test_the_control_groups_limit_counts(tmp_path: Path) -> None:
-    (tmp_path / "self").mkdir()
-    (tmp_path / "meminfo").write_text("MemTotal:  90000 kB\nMemAvailable:   80000 kB\n")
-    (tmp_path / "self" / "cgroup").write_text("0::/job/one\n")
-    assert available_bytes(tmp_path, tmp_path / "groups") == 80000 * 1024
-    group = tmp_path / "groups" / "job" / "one"
-    group.mkdir(parents=True)
-    (group / "memory.current").write_text("3000000\n")
-    (group / "memory.max").write_text("max\n")
-    assert available_bytes(tmp_path, tmp_path / "groups") == 80000 * 1024
-    (group / "memory.max").write_text("5000000\n")
-    (group / "memory.stat").write_text("anon 1\ninactive_file 500000\n")
-    assert available_bytes(tmp_path, tmp_path / "groups") == 2_500_000
-    (group.parent / "memory.current").write_text("3500000\n")
-    (group.parent / "memory.max").write_text("5000000\n")
-    assert available_bytes(tmp_path, tmp_path / "groups") == 1_500_000, "a limit above holds too"
-    assert available_bytes(tmp_path / "nowhere", tmp_path / "nowhere") is None

@@ -88,8 +88,8 @@ def test_in_steps(written: str, steps: int) -> None:
 
 
 @pytest.mark.parametrize("written", ["2 epochs", "64 samples"])
-def test_what_the_data_do_not_tell_is_asked_for(written: str) -> None:
-    with pytest.raises(UserError, match=rf"^warmup: {written} cannot be turned into steps.*: give it in steps$"):
+def test_unknown_epoch_or_batch_is_an_error_that_asks_for_steps(written: str) -> None:
+    with pytest.raises(UserError, match=rf"^warmup: {written} cannot be converted to steps.*: give it in steps$"):
         Duration.parse(written).in_steps(RunLength(total_steps=9), "warmup")
 
 
@@ -117,7 +117,7 @@ def test_fractions_of_an_epoch_survive_being_shown(digits: int, places: int) -> 
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 10**9), st.integers(1, 10**5))
-def test_the_same_stretch_in_any_unit(steps: int, global_batch: int) -> None:
+def test_the_same_duration_in_any_unit(steps: int, global_batch: int) -> None:
     run = RunLength(steps_per_epoch=steps, global_batch=global_batch)
     samples = Duration.parse(f"{steps * global_batch} samples")
     assert samples.in_steps(run, "") == Duration.parse("1 epoch").in_steps(run, "") == steps

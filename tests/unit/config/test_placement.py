@@ -1,22 +1,22 @@
-"""Every launcher's dialect becomes one placement; what is missing or contradictory is one clear line."""
+"""The variables of every launcher become one placement; missing or contradictory ones are one clear line."""
 
 import pytest
 
 from lockstep.config.placement import (
-    Node,
+    MachineNode,
     Placement,
     is_loopback,
-    placement_of,
-    read_node,
-    read_placement,
-    role,
+    parse_node,
+    parse_placement,
+    parse_placement_for,
+    parse_role,
     without_local_rank,
 )
 from lockstep.errors import WorldError
 
-MEETING = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29501"}
+ADDRESS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29501"}
 TORCHRUN = {
-    **MEETING,
+    **ADDRESS,
     "RANK": "3",
     "WORLD_SIZE": "4",
     "LOCAL_RANK": "1",
@@ -40,7 +40,7 @@ SLURM = {
 
 
 def placed(environ: dict[str, str], *argv: str) -> Placement:
-    return read_placement(environ, ["script.py", *argv])
+    return parse_placement(environ, ["script.py", *argv])
 
 
 def test_nothing_set_is_a_world_of_one() -> None:
@@ -65,12 +65,12 @@ def test_torchrun() -> None:
     )
 
 
-def test_our_agent_is_told_from_torchrun() -> None:
+def test_the_lockstep_agent_is_distinguished_from_torchrun() -> None:
     assert placed(TORCHRUN | {"LOCKSTEP_AGENT_PID": "7"}).launcher == "lockstep"
 
 
 def test_hand_set_on_one_machine_needs_no_local_rank() -> None:
-    place = placed({**MEETING, "RANK": "2", "WORLD_SIZE": "4"})
+    place = placed({**ADDRESS, "RANK": "2", "WORLD_SIZE": "4"})
     assert (place.local_rank, place.local_world_size, place.num_nodes) == (2, 4, 1)
     assert place.launcher == "hand-set"
     assert not place.store_is_hosted
@@ -91,7 +91,7 @@ def test_slurm_step() -> None:
 
 
 def test_a_slurm_task_on_each_machine_is_a_process_on_each() -> None:
-    """Without `-n`: not so many trainings, each alone, in one folder."""
+    """Without `-n` the tasks form one job, not one training each in the same folder."""
     environ = SLURM | {"SLURM_PROCID": "2", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "3"}
     place = placed(environ | {"SLURM_STEP_TASKS_PER_NODE": "1(x3)"})
     assert (place.rank, place.local_rank, place.world_size, place.local_world_size) == (2, 0, 3, 1)
@@ -101,10 +101,10 @@ def test_a_slurm_task_on_each_machine_is_a_process_on_each() -> None:
 
 def test_slurm_on_one_node_stays_on_loopback() -> None:
     one_node = SLURM | {"SLURM_STEP_NUM_NODES": "1", "SLURM_NODEID": "0", "SLURM_STEP_TASKS_PER_NODE": "6"}
-    assert placed(one_node).one_machine
+    assert placed(one_node).is_on_one_machine
 
 
-def test_slurm_meeting_point_can_be_set() -> None:
+def test_slurm_address_can_be_set() -> None:
     place = placed(SLURM | {"MASTER_ADDR": "10.1.1.1", "MASTER_PORT": "4000"})
     assert (place.master_addr, place.master_port) == ("10.1.1.1", 4000)
 
@@ -127,21 +127,21 @@ def test_slurm_first_host(nodelist: str, first: str) -> None:
 def test_a_slurm_batch_script_is_not_a_worker() -> None:
     batch = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_NNODES": "2", "SLURM_JOB_ID": "9"}
     assert placed(batch) == Placement()
-    assert role(False, batch) == "single"
+    assert parse_role(False, batch) == "single"
 
 
 @pytest.mark.parametrize(
     ("environ", "words"),
     [
-        ({**MEETING, "RANK": "4", "WORLD_SIZE": "4"}, ["RANK=4", "WORLD_SIZE=4", "0 to 3"]),
-        ({**MEETING, "RANK": "-1", "WORLD_SIZE": "4"}, ["RANK=-1"]),
-        ({**MEETING, "RANK": "0"}, ["WORLD_SIZE is not set", "RANK=0"]),
-        ({**MEETING, "WORLD_SIZE": "4"}, ["WORLD_SIZE=4", "RANK is not set"]),
+        ({**ADDRESS, "RANK": "4", "WORLD_SIZE": "4"}, ["RANK=4", "WORLD_SIZE=4", "0 to 3"]),
+        ({**ADDRESS, "RANK": "-1", "WORLD_SIZE": "4"}, ["RANK=-1"]),
+        ({**ADDRESS, "RANK": "0"}, ["WORLD_SIZE is not set", "RANK=0"]),
+        ({**ADDRESS, "WORLD_SIZE": "4"}, ["WORLD_SIZE=4", "RANK is not set"]),
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "1"}, ["MASTER_ADDR is not set"]),
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}, ["MASTER_PORT is not set"]),
-        ({**MEETING, "RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "70000"}, ["MASTER_PORT=70000", "65535"]),
-        ({**MEETING, "RANK": "zero", "WORLD_SIZE": "2"}, ["RANK='zero'", "whole number"]),
-        ({**MEETING, "RANK": "0", "WORLD_SIZE": "0"}, ["WORLD_SIZE=0"]),
+        ({**ADDRESS, "RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "70000"}, ["MASTER_PORT=70000", "65535"]),
+        ({**ADDRESS, "RANK": "zero", "WORLD_SIZE": "2"}, ["RANK='zero'", "whole number"]),
+        ({**ADDRESS, "RANK": "0", "WORLD_SIZE": "0"}, ["WORLD_SIZE=0"]),
         ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1"}, ["LOCAL_RANK is not set"]),
         (TORCHRUN | {"LOCAL_RANK": "2"}, ["LOCAL_RANK=2", "LOCAL_WORLD_SIZE=2"]),
         (SLURM | {"SLURM_PROCID": "6"}, ["SLURM_PROCID=6", "SLURM_STEP_NUM_TASKS=6"]),
@@ -157,13 +157,13 @@ def test_missing_or_contradictory_variables(environ: dict[str, str], words: list
 
 
 def test_explicit_rank_and_size_honour_or_set_the_address() -> None:
-    assert placement_of(1, 2, {}).master_addr == "127.0.0.1"
-    assert placement_of(1, 2, {}).master_port == 29500
-    honoured = placement_of(1, 2, {"MASTER_ADDR": "10.0.0.9", "MASTER_PORT": "77"})
+    assert parse_placement_for(1, 2, {}).master_addr == "127.0.0.1"
+    assert parse_placement_for(1, 2, {}).master_port == 29500
+    honoured = parse_placement_for(1, 2, {"MASTER_ADDR": "10.0.0.9", "MASTER_PORT": "77"})
     assert (honoured.master_addr, honoured.master_port) == ("10.0.0.9", 77)
-    assert placement_of(-1, 1, {}) == Placement()
+    assert parse_placement_for(-1, 1, {}) == Placement()
     with pytest.raises(WorldError, match="rank=2 but world_size=2"):
-        placement_of(2, 2, {})
+        parse_placement_for(2, 2, {})
 
 
 @pytest.mark.parametrize(
@@ -180,22 +180,22 @@ def test_explicit_rank_and_size_honour_or_set_the_address() -> None:
     ],
 )
 def test_agent_or_worker(nproc_given: bool, environ: dict[str, str], expected: str) -> None:
-    assert role(nproc_given, environ) == expected
+    assert parse_role(nproc_given, environ) == expected
 
 
 def test_a_hand_set_rank_is_the_first_rank_of_an_agents_machine() -> None:
     environ = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "8"}
-    assert read_node(4, environ | {"RANK": "0"}) == Node(0, 2, "10.0.0.1", 29500)
-    assert read_node(4, environ | {"RANK": "4"}) == Node(1, 2, "10.0.0.1", 29500)
-    assert read_node(8, environ | {"RANK": "0"}) == Node()
+    assert parse_node(4, environ | {"RANK": "0"}) == MachineNode(0, 2, "10.0.0.1", 29500)
+    assert parse_node(4, environ | {"RANK": "4"}) == MachineNode(1, 2, "10.0.0.1", 29500)
+    assert parse_node(8, environ | {"RANK": "0"}) == MachineNode()
     with pytest.raises(WorldError, match="not multiples of -n 3"):
-        read_node(3, environ | {"RANK": "4"})
+        parse_node(3, environ | {"RANK": "4"})
 
 
 def test_slurm_numbers_an_agents_machine() -> None:
     one_task_per_node = SLURM | {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "3"}
-    assert role(True, one_task_per_node) == "agent"
-    assert read_node(2, one_task_per_node) == Node(2, 3, "gpu07", 20041)
+    assert parse_role(True, one_task_per_node) == "agent"
+    assert parse_node(2, one_task_per_node) == MachineNode(2, 3, "gpu07", 20041)
 
 
 @pytest.mark.parametrize(

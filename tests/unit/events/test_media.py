@@ -1,8 +1,7 @@
-"""Images become PNG files inside the folder, text fits into an event, and all else is one clear error."""
+"""Images become PNG files in the run folder, text fits into an event, and anything else is one clear error."""
 
 import io
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,15 @@ import torch
 from PIL import Image
 
 from lockstep.errors import UserError
-from lockstep.events.media import bounded, check_image, check_name, file_name, place_image
-from lockstep.events.png import encode_png, pixels_of
+from lockstep.events.media import (
+    check_image,
+    check_media_name,
+    encode_png,
+    media_file_name,
+    to_pixels,
+    truncate_text,
+    write_image,
+)
 
 GREY = np.arange(15, dtype=np.uint8).reshape(3, 5) * 17
 COLOUR = np.random.default_rng(0).integers(0, 256, (4, 5, 3), dtype=np.uint8)
@@ -48,9 +54,9 @@ def test_a_png_reads_back_as_the_same_pixels(pixels: np.ndarray) -> None:
     ],
     ids="grey colour first one float tensor tensor-first grad bf16 clipped".split(),  # noqa: SIM905
 )
-def test_what_can_be_shown(image: Any, pixels: np.ndarray) -> None:
+def test_images_that_can_be_shown(image: Any, pixels: np.ndarray) -> None:
     check_image("a", image)
-    shown = pixels_of(image)
+    shown = to_pixels(image)
     assert shown.dtype == np.uint8
     assert np.array_equal(shown, pixels)
 
@@ -70,7 +76,7 @@ def test_what_can_be_shown(image: Any, pixels: np.ndarray) -> None:
         "image.png",
     ],
 )
-def test_what_cannot_is_one_clear_error(image: Any) -> None:
+def test_images_that_cannot_be_shown_are_refused_with_one_line(image: Any) -> None:
     with pytest.raises(UserError, match=r"^image 'a': expected .* height × width.*; got ") as caught:
         check_image("a", image)
     assert len(str(caught.value).splitlines()) == 1
@@ -81,9 +87,9 @@ def test_the_error_names_type_and_shape() -> None:
         check_image("a", torch.zeros(2, 7, dtype=torch.int64))
 
 
-def test_an_image_is_placed_by_name_and_step_and_replaced_as_a_whole(tmp_path: Path) -> None:
-    assert place_image(tmp_path, "samples", 100, GREY) == "media/samples-100.png"
-    assert place_image(tmp_path, "samples", 100, COLOUR) == "media/samples-100.png"
+def test_an_image_is_written_by_name_and_step_and_replaced_atomically(tmp_path: Path) -> None:
+    assert write_image(tmp_path, "samples", 100, GREY) == "media/samples-100.png"
+    assert write_image(tmp_path, "samples", 100, COLOUR) == "media/samples-100.png"
     assert np.array_equal(decoded((tmp_path / "media/samples-100.png").read_bytes()), COLOUR)
     assert [path.name for path in (tmp_path / "media").iterdir()] == ["samples-100.png"]
 
@@ -92,7 +98,7 @@ def test_an_image_is_placed_by_name_and_step_and_replaced_as_a_whole(tmp_path: P
 def test_no_name_leaves_the_folder(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
-    path = folder / place_image(folder, name, 1, GREY)
+    path = folder / write_image(folder, name, 1, GREY)
     assert path.resolve().parent == folder / "media"
     assert path.is_file()
     assert not path.name.startswith(".")
@@ -101,22 +107,22 @@ def test_no_name_leaves_the_folder(name: str, tmp_path: Path) -> None:
 
 def test_names_that_differ_stay_apart() -> None:
     names = ["a/b", "a_b", "a b", "a.b", ".a", "a", "..a"]
-    assert len({file_name(name) for name in names}) == len(names)
+    assert len({media_file_name(name) for name in names}) == len(names)
 
 
 @pytest.mark.parametrize("name", ["", "a\nb", "a\0", "x" * 101, 3])
 def test_a_name_is_short_and_printable(name: Any) -> None:
-    for check in (check_name, lambda given: check_image(given, GREY)):
-        refused: Callable[[Any], None] = check
-        with pytest.raises(UserError, match="is no name"):
-            refused(name)
+    with pytest.raises(UserError, match="is not a valid name"):
+        check_media_name(name)
+    with pytest.raises(UserError, match="is not a valid name"):
+        check_image(name, GREY)
 
 
-def test_text_is_kept_up_to_its_bound_and_the_cut_is_said() -> None:
-    assert bounded("é" * 32768) == "é" * 32768
-    cut = bounded("é" * 32769)
+def test_long_text_is_cut_and_says_so() -> None:
+    assert truncate_text("é" * 32768) == "é" * 32768
+    cut = truncate_text("é" * 32769)
     assert cut.startswith("é" * 32768 + "\n")
-    assert cut.endswith("cut here: 65,538 bytes, of which an event holds 65,536")
-    assert bounded("a" + "é" * 32768).startswith("a" + "é" * 32767 + "\n")  # never half a character
-    assert len(json.dumps(bounded("\0" * 10**6))) < 2**20  # what readers of events take for a line
-    assert bounded("\ud800") == "?"
+    assert cut.endswith("cut here: the text has 65,538 bytes, and an event holds 65,536")
+    assert truncate_text("a" + "é" * 32768).startswith("a" + "é" * 32767 + "\n")  # never half a character
+    assert len(json.dumps(truncate_text("\0" * 10**6))) < 2**20  # what readers of events take for a line
+    assert truncate_text("\ud800") == "?"

@@ -1,4 +1,4 @@
-"""A run claims its folder once; nothing that is there is ever overwritten."""
+"""A run claims its folder exclusively; nothing that is there is ever overwritten."""
 
 import json
 import subprocess
@@ -7,42 +7,42 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.config.resolved import ResolvedSettings
-from lockstep.config.schema import BatchConfig, Config, OptimConfig
+from lockstep.config.resolved_config import ResolvedSettings
+from lockstep.config.train_schema import BatchConfig, Config, OptimConfig
 from lockstep.errors import UserError
-from lockstep.events.event import Events
-from lockstep.events.jsonl import JsonLines
-from lockstep.events.run_folder import RunFolder
+from lockstep.events.event_log import EventLog
+from lockstep.events.jsonl import JsonlWriter
+from lockstep.events.run_folder import RunFolder, ScriptSettings
 
 
 def config(lr: float = 1e-3) -> Config:
     return Config(recipe="digits", epochs=1, batch=BatchConfig(global_batch=8), optim=OptimConfig(lr=lr))
 
 
-def test_a_new_folder_gets_its_facts_and_the_resolved_config(tmp_path: Path) -> None:
+def test_a_new_folder_gets_run_json_and_the_resolved_config(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "runs" / "a")
     claim = folder.claim(ResolvedSettings(config()), {"torch": "x"})
     assert claim.attempt == 1
     claim.release()
-    facts = json.loads(folder.facts.read_text())
-    assert facts["format"] == 1
-    assert facts["fingerprint"] == {"torch": "x"}
-    assert {"run_id", "created", "config_digest"} <= facts.keys()
+    content = json.loads(folder.run_json.read_text())
+    assert content["format"] == 1
+    assert content["fingerprint"] == {"torch": "x"}
+    assert {"run_id", "created", "config_digest"} <= content.keys()
     assert Config.from_file(folder.config) == config()
 
 
-def test_coming_back_counts_the_attempts(tmp_path: Path) -> None:
+def test_every_claim_is_another_attempt(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "a")
     for expected in (1, 2, 3):
         claim = folder.claim(ResolvedSettings(config()), {})
         assert claim.attempt == expected
-        events = Events([JsonLines(folder.events)], claim.attempt)
+        events = EventLog([JsonlWriter(folder.events)], claim.attempt)
         events.emit("start", 0)
         events.close()
         claim.release()
 
 
-def test_another_config_is_refused_with_the_difference(tmp_path: Path) -> None:
+def test_another_config_is_refused_and_the_changes_are_listed(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "a")
     folder.claim(ResolvedSettings(config()), {}).release()
     before = {path: path.read_bytes() for path in folder.path.iterdir()}
@@ -72,17 +72,17 @@ FREE = {
 }
 
 
-def test_settings_that_change_no_bit_may_change_and_are_written_down(tmp_path: Path) -> None:
+def test_settings_that_change_no_bit_may_change_and_are_saved(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "a")
     folder.claim(ResolvedSettings(config()), {"lanes": 8}).release()
-    run_id = folder.read_facts()["run_id"]
+    run_id = folder.read_run_json()["run_id"]
     now = config()
     assert Config.free_on_resume == FREE.keys()
     for name, value in FREE.items():  # each by itself
         now = Config.model_validate({**now.model_dump(by_alias=True), name: value})
         folder.claim(ResolvedSettings(now), {"lanes": 8}).release()
         assert Config.from_file(folder.config) == now
-    assert folder.read_facts()["run_id"] == run_id
+    assert folder.read_run_json()["run_id"] == run_id
     with pytest.raises(UserError, match=r"--force.*\n  optim.lr: 0.001 → 0.003$"):
         folder.claim(ResolvedSettings(config(lr=3e-3)), {})
     assert Config.from_file(folder.config) == now
@@ -92,10 +92,10 @@ def test_a_forced_run_has_the_fingerprint_of_its_new_settings(tmp_path: Path) ->
     folder = RunFolder(tmp_path / "a")
     folder.claim(ResolvedSettings(config()), {"global_batch": 8}).release()
     folder.claim(ResolvedSettings(config(lr=3e-3)), {"global_batch": 16}, force=True).release()
-    assert folder.read_facts()["fingerprint"] == {"global_batch": 16}
+    assert folder.read_run_json()["fingerprint"] == {"global_batch": 16}
 
 
-def test_a_folder_that_is_not_a_runs_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_run_folder_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(UserError, match="not a run folder"):
         RunFolder(tmp_path).claim(ResolvedSettings(config()), {})
@@ -108,7 +108,7 @@ class Grown(Config):
     patience: int = 3  # a setting that the folder's config does not know yet
 
 
-def test_a_setting_added_since_counts_with_its_default(tmp_path: Path) -> None:
+def test_a_setting_that_the_saved_config_lacks_counts_with_its_default(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "a")
     folder.claim(ResolvedSettings(config()), {}).release()
     grown = Grown(**dict(config()))
@@ -117,13 +117,13 @@ def test_a_setting_added_since_counts_with_its_default(tmp_path: Path) -> None:
         folder.claim(ResolvedSettings(grown.model_copy(update={"patience": 4})), {})
 
 
-def test_a_start_that_was_killed_before_it_was_complete_is_begun_again(tmp_path: Path) -> None:
+def test_a_start_that_was_killed_halfway_starts_again(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "a")
     folder.claim(ResolvedSettings(config()), {}).release()
-    folder.facts.unlink()
+    folder.run_json.unlink()
     claim = folder.claim(ResolvedSettings(config()), {})
     assert claim.attempt == 1
-    assert folder.facts.exists()
+    assert folder.run_json.exists()
     claim.release()
 
 
@@ -131,8 +131,8 @@ def test_a_folder_in_use_names_its_owner(tmp_path: Path) -> None:
     hold = """
 import sys
 from pathlib import Path
-from tests.unit.events.test_run_folder import ResolvedSettings, RunFolder, config
-claim = RunFolder(Path(sys.argv[1])).claim(ResolvedSettings(config()), {})
+from lockstep.events.run_folder import RunFolder, ScriptSettings
+claim = RunFolder(Path(sys.argv[1])).claim(ScriptSettings({"seed": 1}), {})
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -142,10 +142,23 @@ sys.stdin.read()
     assert owner.stdin is not None and owner.stdout is not None
     assert owner.stdout.readline() == "held\n"
     with pytest.raises(UserError, match=f"in use by process {owner.pid} on "):
-        RunFolder(tmp_path / "a").claim(ResolvedSettings(config()), {})
+        RunFolder(tmp_path / "a").claim(ScriptSettings({"seed": 1}), {})
     with owner:
         owner.stdin.close()
-    RunFolder(tmp_path / "a").claim(ResolvedSettings(config()), {}).release()
+    RunFolder(tmp_path / "a").claim(ScriptSettings({"seed": 1}), {}).release()
+
+
+def test_a_scripts_settings_are_compared_one_by_one(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(ScriptSettings({"seed": 1, "lanes": 8, "betas": (0.9, 0.99)}).text())
+    assert ScriptSettings({"seed": 1, "lanes": 8, "betas": [0.9, 0.99]}).changes_since(path) == []
+    assert ScriptSettings({"seed": 2, "lanes": 8, "tail": None}).changes_since(path) == [
+        "seed: 1 → 2",
+        "betas: [0.9, 0.99] → (absent)",
+        "tail: (absent) → None",
+    ]
+    path.write_text("seed: 1\n")
+    assert ScriptSettings({"seed": 1}).changes_since(path) == ["these settings were not written by a script"]
 
 
 def test_strange_events_do_not_stop_a_run(tmp_path: Path) -> None:
@@ -158,14 +171,14 @@ def test_strange_events_do_not_stop_a_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"format": 99}', "[]", '"x"'])
-def test_damaged_facts_are_named(tmp_path: Path, content: str) -> None:
+def test_a_damaged_run_json_is_named(tmp_path: Path, content: str) -> None:
     folder = RunFolder(tmp_path)
-    folder.facts.write_text(content)
+    folder.run_json.write_text(content)
     with pytest.raises(UserError, match=r"run\.json"):
         folder.claim(ResolvedSettings(config()), {})
 
 
-def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot use the run folder"):
         RunFolder(tmp_path / "file" / "run").claim(ResolvedSettings(config()), {})
@@ -175,4 +188,4 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot use the run folder"):
         folder.claim(ResolvedSettings(config()), {})
     with pytest.raises(UserError, match="cannot write"):
-        JsonLines(folder.events)
+        JsonlWriter(folder.events)

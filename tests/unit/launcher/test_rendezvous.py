@@ -1,4 +1,4 @@
-"""Machines that meet: late ones, lost ones and those in their place."""
+"""Rendezvous of several machines: late ones, lost ones and their replacements."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -7,8 +7,8 @@ from datetime import timedelta
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousInfo
 
-from lockstep.config.placement import Node
-from lockstep.errors import EXIT_FAILED, MeetingError
+from lockstep.config.placement import MachineNode
+from lockstep.errors import EXIT_FAILED, RendezvousError
 from lockstep.launcher import rendezvous
 from lockstep.launcher.rendezvous import FreshStoreRendezvous
 from tests.commands import free_port
@@ -23,7 +23,7 @@ class Machines:
         self.all = [self.new(0), self.new(1)]
 
     def new(self, index: int) -> FreshStoreRendezvous:
-        return FreshStoreRendezvous(Node(index, 2, "127.0.0.1", self._port))
+        return FreshStoreRendezvous(MachineNode(index, 2, "127.0.0.1", self._port))
 
     def meet(self) -> list[RendezvousInfo]:
         coming = [self._pool.submit(machine.next_rendezvous) for machine in self.all]
@@ -41,13 +41,13 @@ def port_of(info: RendezvousInfo) -> int:
     return info.bootstrap_store_info.master_port
 
 
-def test_every_round_has_a_store_of_its_own(machines: Machines) -> None:
+def test_every_round_has_a_new_store(machines: Machines) -> None:
     first, second = machines.meet(), machines.meet()
     assert port_of(first[0]) == port_of(first[1]) != port_of(second[0]) == port_of(second[1])
     assert [info.rank for info in second] == [0, 1]
 
 
-def test_an_agent_in_the_place_of_a_lost_one_comes_to_the_next_round(machines: Machines) -> None:
+def test_an_agent_that_replaces_a_lost_one_joins_the_next_round(machines: Machines) -> None:
     machines.meet()
     machines.meet()
     machines.all[1] = machines.new(1)
@@ -60,10 +60,10 @@ def test_an_agent_in_the_place_of_a_lost_one_comes_to_the_next_round(machines: M
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_a_machine_that_did_not_come_may_come_another_time(
+def test_a_missing_machine_is_a_failure_that_may_be_tried_again(
     machines: Machines, monkeypatch: pytest.MonkeyPatch, index: int
 ) -> None:
     monkeypatch.setattr(rendezvous, "_MEETING_TIMEOUT", timedelta(seconds=0.2))
-    with pytest.raises(MeetingError, match=r"waited in vain for machine 1|machine 1 cannot reach") as caught:
+    with pytest.raises(RendezvousError, match=r"timed out waiting for machine 1|machine 1 cannot reach") as caught:
         machines.all[index].next_rendezvous()
     assert caught.value.exit_code == EXIT_FAILED, "code 2 would be a mistake, and no scheduler would try it again"

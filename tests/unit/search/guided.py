@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lockstep.search.archive import Archive
+from lockstep.search.design_archive import DesignArchive
 from lockstep.search.genome import ChoiceGene, FloatGene, Genome, IntegerGene
-from lockstep.world.randomness import stream
+from lockstep.world.keyed_random import stream
 
 GENOME = Genome(
     [
@@ -26,9 +26,9 @@ def costs_of(designs: Tensor) -> Tensor:
     return torch.cat([off[:, :1], off[:, 2:], 0.3 * (designs[:, 1:2] != 1.0)], 1).square().sum(1, keepdim=True)
 
 
-def filled(*sizes: int, seed: int = 0, failed: Sequence[int] = ()) -> Archive:
+def filled(*sizes: int, seed: int = 0, failed: Sequence[int] = ()) -> DesignArchive:
     """Generations of so many designs, drawn anywhere; the rows `failed` have no cost."""
-    archive = Archive(GENOME, 1)
+    archive = DesignArchive(GENOME, 1)
     for generation, size in enumerate(sizes):
         designs = GENOME.sample(size, stream(seed, "filled", generation))
         costs = costs_of(designs)

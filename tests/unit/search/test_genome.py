@@ -119,8 +119,8 @@ def test_keys_tell_designs_apart_as_they_are_after_repair() -> None:
 def test_a_group_travels_together_and_a_gene_without_one_alone() -> None:
     groups = {"a": "", "b": "g", "c": "", "d": "h", "e": "g"}
     genome = Genome([FloatGene(name, 0.0, 1.0, group=group) for name, group in groups.items()])
-    assert genome.traveller_of_gene.tolist() == [0, 1, 2, 3, 1]
-    assert genome.num_travellers == 4
+    assert genome.linkage_group_of_gene.tolist() == [0, 1, 2, 3, 1]
+    assert genome.num_linkage_groups == 4
 
 
 @pytest.mark.parametrize("option", [print, None, (1, 2), [1]])

@@ -9,16 +9,16 @@ import pytest
 import torch
 
 from lockstep.errors import UserError
-from lockstep.search.evaluators import OneByOne, Together
+from lockstep.search.evaluators import ScalarEvaluator, VectorizedEvaluator
 from lockstep.search.evolution import EvolutionSettings
 from lockstep.search.genome import ChoiceGene, FloatGene, Genome, IntegerGene
 from lockstep.search.problem import Evaluation, Objective, Problem
-from lockstep.search.search import Search, SearchResult, SearchSettings
+from lockstep.search.search_loop import Search, SearchResult, SearchSettings
 from lockstep.train.run import Run
 from lockstep.world.world import World
 
 GENOME = Genome([FloatGene("x", -1.0, 1.0), IntegerGene("n", 1, 3, group="whole"), ChoiceGene("kind", ("a", "b"))])
-EVALUATOR = OneByOne(lambda design: design["x"])
+EVALUATOR = ScalarEvaluator(lambda design: design["x"])
 
 
 def test_what_is_to_be_large_costs_less_the_larger_it_is() -> None:
@@ -36,7 +36,7 @@ def test_a_direction_that_there_is_not_is_an_error(direction: Any) -> None:
 def test_what_is_no_objective_or_evaluator_is_told_so() -> None:
     with pytest.raises(UserError, match=r"objectives: expected Objective\(name, .* got 'lift'"):
         Problem(GENOME, ("lift",), EVALUATOR)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=r"evaluator: expected OneByOne\(function\), .* got <function"):
+    with pytest.raises(UserError, match=r"evaluator: expected ScalarEvaluator\(function\), .* got <function"):
         Problem(GENOME, (Objective("lift"),), lambda _: 1.0)  # type: ignore[arg-type]
 
 
@@ -44,15 +44,15 @@ def test_what_is_no_objective_or_evaluator_is_told_so() -> None:
 def test_values_by_name_must_be_in_the_order_of_the_objectives(names: Any) -> None:
     objectives = (Objective("lift", "max"), Objective("drag"))
     with pytest.raises(UserError, match="expected one for each objective, in their order: lift, drag"):
-        Problem(GENOME, objectives, OneByOne(lambda design: design, names=names))
-    Problem(GENOME, objectives, OneByOne(lambda design: design, names=("lift", "drag")))
-    Problem(GENOME, objectives, OneByOne(lambda design: design, names=("L", "D")))
+        Problem(GENOME, objectives, ScalarEvaluator(lambda design: design, names=names))
+    Problem(GENOME, objectives, ScalarEvaluator(lambda design: design, names=("lift", "drag")))
+    Problem(GENOME, objectives, ScalarEvaluator(lambda design: design, names=("L", "D")))
 
 
 def test_objectives_need_names_of_their_own() -> None:
     with pytest.raises(UserError, match="each name once, got lift, drag, lift"):
         Problem(GENOME, (Objective("lift"), Objective("drag"), Objective("lift", "max")), EVALUATOR)
-    with pytest.raises(UserError, match="one objective or more, each name once, got none"):
+    with pytest.raises(UserError, match="one or more objectives, each name once, got none"):
         Problem(GENOME, (), EVALUATOR)
 
 
@@ -77,17 +77,17 @@ OTHERS = {
     "an option": Problem(Genome([*GENOME.genes[:2], ChoiceGene("kind", ("a", "c"))]), (Objective("f"),), EVALUATOR),
     "a direction": Problem(GENOME, (Objective("f", "max"),), EVALUATOR),
     "an objective": Problem(GENOME, (Objective("f"), Objective("g")), EVALUATOR),
-    "the batch": Problem(GENOME, (Objective("f"),), Together(lambda designs: designs[:, 0], batch=2)),
+    "the batch": Problem(GENOME, (Objective("f"),), VectorizedEvaluator(lambda designs: designs[:, 0], batch=2)),
 }
 
 
 @pytest.mark.parametrize("what", OTHERS)
 def test_problems_that_differ_are_described_differently(what: str) -> None:
-    mine = json.loads(json.dumps(Problem(GENOME, (Objective("f"),), EVALUATOR).described()))
-    again = Problem(Genome(GENOME.genes), [Objective("f")], OneByOne(len))  # type: ignore[arg-type]  # a list will do
+    mine = json.loads(json.dumps(Problem(GENOME, (Objective("f"),), EVALUATOR).description()))
+    again = Problem(Genome(GENOME.genes), [Objective("f")], ScalarEvaluator(len))  # type: ignore[arg-type]  # a list will do
     assert again.objectives == (Objective("f"),)
-    assert json.loads(json.dumps(again.described())) == mine
-    assert json.loads(json.dumps(OTHERS[what].described())) != mine
+    assert json.loads(json.dumps(again.description())) == mine
+    assert json.loads(json.dumps(OTHERS[what].description())) != mine
 
 
 def search(folder: Path, problem: Problem, settings: SearchSettings) -> SearchResult:
@@ -110,7 +110,7 @@ def test_a_search_goes_on_with_the_problem_and_settings_it_began_with(tmp_path: 
 @pytest.mark.parametrize("what", ["a gene", "bounds", "an objective", "the direction"])
 def test_by_force_no_search_goes_on_with_designs_of_another_problem(tmp_path: Path, what: str) -> None:
     def go(genes: list[FloatGene], *objectives: Objective, force: bool = False) -> SearchResult:
-        problem = Problem(Genome(genes), objectives, OneByOne(lambda design: [design["x"]] * len(objectives)))
+        problem = Problem(Genome(genes), objectives, ScalarEvaluator(lambda design: [design["x"]] * len(objectives)))
         run = Run(tmp_path, World(), seed=7, sinks=[], resume="force" if force else "auto")
         return Search(
             run, problem, SearchSettings(population_size=4, max_generations=2, network=None)

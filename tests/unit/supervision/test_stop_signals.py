@@ -1,4 +1,4 @@
-"""The first stop signal asks for an end after the step, whatever else is wrong; an ignored one is ignored."""
+"""The first stop signal requests an end after the step, whatever else is wrong; ignored signals stay ignored."""
 
 import io
 import os
@@ -10,8 +10,8 @@ import pytest
 from lockstep.supervision.stop_signals import (
     STOP_SIGNALS,
     StopRequested,
-    raise_when_asked_to_stop,
-    stops_after_the_step,
+    install_stop_handlers,
+    stop_after_step,
 )
 
 
@@ -32,23 +32,21 @@ class Unwritable(io.StringIO):
         raise self.error
 
 
-# The reader has left; the signal has interrupted another print.
+# The reader is gone; the signal has interrupted another print.
 @pytest.mark.parametrize("error", [BrokenPipeError(), RuntimeError("reentrant call inside BufferedWriter")], ids=repr)
-def test_a_request_that_cannot_be_confirmed_is_heard_all_the_same(
-    monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+def test_a_request_that_cannot_be_confirmed_still_counts(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     monkeypatch.delenv("LOCKSTEP_AGENT_PID", raising=False)
     monkeypatch.setattr("sys.stderr", Unwritable(error))
-    asked = []
-    raise_when_asked_to_stop()
-    with stops_after_the_step(lambda: asked.append(1)):
+    requests = []
+    install_stop_handlers()
+    with stop_after_step(lambda: requests.append(1)):
         os.kill(os.getpid(), signal.SIGTERM)
-        assert asked == [1]
+        assert requests == [1]
         with pytest.raises(StopRequested):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_what_the_shell_has_us_ignore_is_ignored() -> None:
+def test_a_signal_that_the_shell_has_ignored_stays_ignored() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    raise_when_asked_to_stop()
+    install_stop_handlers()
     os.kill(os.getpid(), signal.SIGINT)

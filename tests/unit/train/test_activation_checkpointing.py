@@ -1,9 +1,8 @@
-"""Which modules are recomputed, and what stays as it was about them."""
+"""Activation checkpointing: which modules are recomputed, and what stays unchanged about them."""
 
 import copy
 import io
 import sys
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,84 +12,27 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from lockstep.config.schema import Config
+from lockstep.config.train_schema import Config
 from lockstep.errors import UserError
 from lockstep.train.activation_checkpointing import checkpoint_activations, keep_activations
-from lockstep.train.job import step_options
-from lockstep.train.options import StepOptions
 from lockstep.train.run import Run
-from lockstep.train.strategies.data_parallel import DataParallel
+from lockstep.train.step_options import StepOptions
+from lockstep.train.strategies.parallel_strategy import DataParallel
+from lockstep.train.train_job import step_options
 from lockstep.train.trainer import Trainer
 from lockstep.world.world import World
 from tests.commands import LOCKSTEP
 from tests.commands import run as run_command
 from tests.contracts.workloads import cross_entropy
 from tests.sinks import Kept
-
-
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inputs, self.output = nn.Linear(8, 24), nn.Linear(24, 8)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        mixed: Tensor = self.output(self.inputs(hidden).tanh())
-        return mixed
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention, self.norm, self.mlp = Attention(), nn.LayerNorm(8), nn.Linear(8, 8)
-        self.calls = 0
-        self.kept: weakref.ref[Tensor] | None = None
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        self.calls += 1
-        mixed = self.attention(self.norm(hidden))
-        self.kept = weakref.ref(mixed)
-        return hidden + self.mlp(mixed).relu()
-
-
-class Encoder(nn.Module):
-    def __init__(self, depth: int) -> None:
-        super().__init__()
-        self.blocks = nn.Sequential(*(Block() for _ in range(depth)))
-        self.norm = nn.LayerNorm(8)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        encoded: Tensor = self.norm(self.blocks(hidden))
-        return encoded
-
-
-class Towers(nn.Module):
-    """Two of the larger part, more of the blocks in it, and most of something small."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.left, self.right = Encoder(2), Encoder(3)
-        self.extra = nn.ModuleList([Attention() for _ in range(2)])
-        self.head = nn.Linear(8, 5)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        scores: Tensor = self.head(self.left(hidden) + self.right(hidden))
-        return scores
-
-
-@pytest.fixture
-def model() -> nn.Module:
-    return Towers()
+from tests.unit.train.attention_blocks import Block, gradients_of, make_model
 
 
 def blocks(model: nn.Module) -> list[Block]:
     return [module for module in model.modules() if isinstance(module, Block)]
 
 
-def gradients_of(model: nn.Module) -> list[Tensor]:
-    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
-
-
-def test_the_blocks_that_a_model_repeats_are_chosen(model: nn.Module) -> None:
+def test_a_models_repeated_blocks_are_chosen(model: nn.Module) -> None:
     chosen = checkpoint_activations(model)
     assert chosen.names == [f"left.blocks.{i}" for i in range(2)] + [f"right.blocks.{i}" for i in range(3)]
     assert str(chosen) == "5 of 5 Block (left.blocks.0, left.blocks.1, …, right.blocks.2)"
@@ -118,12 +60,12 @@ def test_every_other_one_of_named_classes(model: nn.Module) -> None:
         ({"every": 0}, "every=0: expected a whole number greater than 0"),
     ],
 )
-def test_what_cannot_be_chosen_is_told(choice: dict[str, Any], words: str, model: nn.Module) -> None:
+def test_wrong_choices_are_refused(choice: dict[str, Any], words: str, model: nn.Module) -> None:
     with pytest.raises(UserError, match=words):
         checkpoint_activations(model, **choice)
 
 
-def test_a_model_without_repetition_is_told_so() -> None:
+def test_a_model_without_repeated_blocks_is_refused() -> None:
     plain = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
     with pytest.raises(UserError, match=r"no block is repeated in this model.*classes=\[…\] of Linear, ReLU, Seq"):
         checkpoint_activations(plain)
@@ -140,7 +82,7 @@ def test_activations_are_not_kept(model: nn.Module) -> None:
     output.sum().backward()
 
 
-def test_only_training_is_concerned(model: nn.Module) -> None:
+def test_evaluation_does_not_recompute(model: nn.Module) -> None:
     checkpoint_activations(model)
     with torch.no_grad():
         model(torch.randn(3, 8))
@@ -149,7 +91,7 @@ def test_only_training_is_concerned(model: nn.Module) -> None:
     assert {block.calls for block in blocks(model)} == {2}
 
 
-def test_a_model_keeps_its_names_its_hooks_and_its_copies(model: nn.Module) -> None:
+def test_names_hooks_and_copies_stay_intact(model: nn.Module) -> None:
     before = list(model.state_dict())
     heard: list[str] = []
     block = blocks(model)[0]
@@ -169,7 +111,7 @@ def test_a_model_keeps_its_names_its_hooks_and_its_copies(model: nn.Module) -> N
     assert "forward" not in block.__dict__
 
 
-def test_a_model_that_is_saved_whole_keeps_its_activations_when_it_is_loaded() -> None:
+def test_a_pickled_model_keeps_its_activations_when_it_is_loaded() -> None:
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), 2)
     checkpoint_activations(model)
     file = io.BytesIO()
@@ -234,7 +176,7 @@ COMPILED = """
 import torch
 from torch import nn
 from lockstep.train.activation_checkpointing import checkpoint_activations
-from tests.unit.train.test_activation_checkpointing import Attention, gradients_of
+from tests.unit.train.attention_blocks import Attention, gradients_of
 
 def trained(recomputed, whole):
     torch.manual_seed(0)
@@ -254,10 +196,15 @@ for whole in (True, False):
 """
 
 
-def test_compiled_ones_have_the_same_gradients() -> None:
-    """In a process of its own: the compiler leaves threads behind, and warns of itself."""
+def test_compiled_modules_have_the_same_gradients() -> None:
+    """In a separate process: the compiler leaves threads behind, and warns."""
     finished = run_command([sys.executable, "-c", COMPILED], Path.cwd())
     assert finished.code == 0, finished.err
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    return make_model()
 
 
 @pytest.fixture
@@ -289,12 +236,10 @@ def small() -> nn.Module:
 
 
 def begin(training: Run) -> None:
-    next(training.open_steps(training.loader(TensorDataset(torch.randn(8, 8)), 8, lanes=2), steps=1))
+    next(training.steps(training.loader(TensorDataset(torch.randn(8, 8)), 8, lanes=2), steps=1, finish=False))
 
 
-def test_as_an_option_it_passes_over_a_model_that_has_nothing_to_recompute(
-    model: nn.Module, run: Callable[..., Run]
-) -> None:
+def test_the_option_skips_a_model_with_nothing_to_recompute(model: nn.Module, run: Callable[..., Run]) -> None:
     training = run(activation_checkpointing={})
     training.prepare(small())
     training.prepare(model)
@@ -304,7 +249,7 @@ def test_as_an_option_it_passes_over_a_model_that_has_nothing_to_recompute(
         training.checkpoint_activations(small())
 
 
-def test_as_an_option_it_takes_each_class_where_it_finds_it(model: nn.Module, run: Callable[..., Run]) -> None:
+def test_the_option_finds_each_class_in_any_model(model: nn.Module, run: Callable[..., Run]) -> None:
     training = run(activation_checkpointing={"classes": ["Block", "Tanh"]})
     other = training.prepare(small())
     training.prepare(model)
@@ -320,7 +265,7 @@ def test_as_an_option_it_takes_each_class_where_it_finds_it(model: nn.Module, ru
         ({"classes": ["Linear", "Block"]}, "the model has no Block: it has Linear, Sequential, Tanh"),
     ],
 )
-def test_as_an_option_it_must_do_something_somewhere(
+def test_the_option_must_apply_to_at_least_one_model(
     option: dict[str, Any], words: str, run: Callable[..., Run]
 ) -> None:
     training = run(activation_checkpointing=option)
@@ -329,22 +274,24 @@ def test_as_an_option_it_must_do_something_somewhere(
         begin(training)
 
 
-def test_as_a_setting_it_changes_no_bit_and_may_change_on_resume() -> None:
+def test_the_setting_changes_no_bit_and_may_change_on_resume() -> None:
     config = Config.model_validate(
         {"epochs": 1, "batch": {"global": 8}, "activation_checkpointing": {"classes": ["Block"]}}
     )
-    options = StepOptions.read(step_options(config))
+    options = StepOptions(**step_options(config))
     assert options.activation_checkpointing == {"every": 1, "classes": ("Block",)}
     assert "activation_checkpointing" not in options.numerics()
     assert "activation_checkpointing" in Config.free_on_resume
 
 
-def test_an_unknown_argument_of_it_is_told() -> None:
+def test_an_unknown_argument_is_refused() -> None:
     with pytest.raises(UserError, match=r"activation_checkpointing=\{'each': 2\}: expected every and classes"):
         StepOptions(activation_checkpointing={"each": 2})
 
 
-def test_copies_on_several_gpus_are_refused(model: nn.Module, run: Callable[..., Run], monkeypatch: Any) -> None:
+def test_data_parallel_copies_on_several_gpus_are_refused(
+    model: nn.Module, run: Callable[..., Run], monkeypatch: Any
+) -> None:
     with pytest.raises(UserError, match=r"parallel=dp on several GPUs.*-n auto"):
         run().checkpoint_activations(nn.DataParallel(model))
     monkeypatch.setattr(DataParallel, "_num_devices", lambda _: 2)
@@ -352,8 +299,8 @@ def test_copies_on_several_gpus_are_refused(model: nn.Module, run: Callable[...,
         run(parallel="dp", determinism="fast", activation_checkpointing={})
 
 
-def test_a_recipe_trains_so_and_says_it(tmp_path: Path) -> None:
+def test_a_recipe_reports_what_it_recomputes(tmp_path: Path) -> None:
     command = [*LOCKSTEP, "train", "gpt", "--quick", "activation_checkpointing.every=2", "data.sample=0"]
     finished = run_command(command, tmp_path)
     assert finished.code == 0, finished.err
-    assert "activations recomputed: 1 of 2 Block (blocks.0)" in finished.out
+    assert "activations recomputed: 1 of 2 TransformerBlock (blocks.0)" in finished.out

@@ -11,19 +11,21 @@ from hypothesis import strategies as st
 
 import lockstep
 from lockstep.errors import UserError
-from lockstep.train.batch_search import Attempt, Search, search_sizes
+from lockstep.train.batch_search import BatchAttempt, BatchSizeSearch, search_sizes
 from tests.commands import run
 
 
-def fits_up_to(limit: int, most: int | None = None) -> Callable[[int, float], Attempt]:
-    return lambda size, _: Attempt(size, size <= limit, 1, 1.0, most=most)
+def fits_up_to(limit: int, most: int | None = None) -> Callable[[int, float], BatchAttempt]:
+    return lambda size, _: BatchAttempt(size, size <= limit, 1, 1.0, most=most)
 
 
-def sizes(found: Search) -> list[int]:
+def sizes(found: BatchSizeSearch) -> list[int]:
     return [attempt.size for attempt in found.attempts]
 
 
-def search(limit: int, start: int = 1, most: int | None = None, max_tries: int = 100, limit_s: float = 1e9) -> Search:
+def search(
+    limit: int, start: int = 1, most: int | None = None, max_tries: int = 100, limit_s: float = 1e9
+) -> BatchSizeSearch:
     return search_sizes(fits_up_to(limit, most), start=start, most=None, max_tries=max_tries, limit_s=limit_s)
 
 
@@ -58,19 +60,21 @@ def test_it_ends_at_the_whole_data_set_after_so_many_tries_or_in_time() -> None:
     assert search(10**9, most=100).ended == "most"
     assert search(10**9, max_tries=3).ended == "tries"
     assert sizes(search(10**9, max_tries=3)) == [1, 2, 4]
-    assert search(10**9, limit_s=0) == Search([], "time")
+    assert search(10**9, limit_s=0) == BatchSizeSearch([], "time")
     in_time = search_sizes(
-        lambda size, _: None if size > 4 else Attempt(size, True), start=1, most=None, max_tries=9, limit_s=1e9
+        lambda size, _: None if size > 4 else BatchAttempt(size, True), start=1, most=None, max_tries=9, limit_s=1e9
     )
     assert (sizes(in_time), in_time.ended, in_time.largest) == ([1, 2, 4], "time", 4)
 
 
 def test_the_fastest_is_the_smallest_that_is_as_good_as_the_best() -> None:
     rates = {1: 9.0, 2: 1.04, 4: 1.0, 8: 1.2}
-    found = Search([Attempt(size, True, 1, rate) for size, rate in rates.items()] + [Attempt(16, False)], "")
+    found = BatchSizeSearch(
+        [BatchAttempt(size, True, 1, rate) for size, rate in rates.items()] + [BatchAttempt(16, False)], ""
+    )
     assert found.fastest is not None
     assert found.fastest.size == 2
-    assert Search([Attempt(1, False)], "").fastest is None
+    assert BatchSizeSearch([BatchAttempt(1, False)], "").fastest is None
 
 
 WITHIN_500_MB = """
@@ -78,7 +82,7 @@ import json, resource
 import torch, lockstep
 from lockstep.train import batch_search
 
-batch_search.available_bytes = lambda: 500_000_000
+batch_search.available_memory_bytes = lambda: 500_000_000
 before = resource.getrlimit(resource.RLIMIT_DATA)
 calls = []
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from lockstep.checkpoint.store import Store
-from lockstep.data.evaluation import EvaluationLoader
+from lockstep.checkpoint.checkpoint_store import CheckpointStore
+from lockstep.data.evaluation_loader import EvaluationLoader
 from lockstep.errors import UserError
-from lockstep.events.event import Sink
-from lockstep.train.callbacks import Best, Callback, EarlyStopping, KeepBest
+from lockstep.events.event_log import Sink
+from lockstep.train.callbacks import Best, Callback, EarlyStopping, SaveBest
 from lockstep.train.run import Run
 from lockstep.train.step import Step
 from lockstep.train.trainer import Trainer
@@ -82,17 +82,17 @@ def test_a_nan_is_never_the_best() -> None:
 
 def test_the_best_is_saved_when_it_is_reached(tmp_path: Path) -> None:
     kept = Kept()
-    keep = KeepBest("score", "max")
+    keep = SaveBest("score", "max")
     train([1.0, 3.0, 2.0, 3.0, 4.0, 0.0], [keep], folder=tmp_path / "a", sinks=[kept])
     saved = [(event["step"], event["is_best"]) for event in kept.of("checkpoint")]
     assert saved == [(2, True), (4, True), (10, True), (12, False)]
     assert (keep.best.step, keep.best.value) == (10, 4.0)
-    assert Store(tmp_path / "a" / "checkpoints").best() == 10
+    assert CheckpointStore(tmp_path / "a" / "checkpoints").best() == 10
 
 
 def test_a_metric_that_there_is_not_is_named_with_those_there_are() -> None:
-    with pytest.raises(UserError, match="no metric 'accuracy' to judge by; known: score"):
-        train([1.0], [KeepBest("accuracy", "max")])
+    with pytest.raises(UserError, match="no metric is called 'accuracy'; known: score"):
+        train([1.0], [SaveBest("accuracy", "max")])
 
 
 @pytest.mark.parametrize(("mode", "patience"), [("up", 1), ("max", 0)])

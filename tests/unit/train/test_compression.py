@@ -1,4 +1,4 @@
-"""What can be said about compression, and what is refused."""
+"""The settings of compression, and which are refused."""
 
 from typing import Any
 
@@ -6,12 +6,12 @@ import pytest
 from pydantic import ValidationError
 
 from lockstep.config.duration import Duration
-from lockstep.config.schema import BatchConfig, Config
+from lockstep.config.train_schema import BatchConfig, Config
 from lockstep.engine.compression import Compression
 from lockstep.errors import UserError
-from lockstep.train.job import step_options
-from lockstep.train.options import StepOptions
-from lockstep.train.strategies.choice import choose_strategy
+from lockstep.train.step_options import StepOptions
+from lockstep.train.strategies.strategy_factory import choose_strategy
+from lockstep.train.train_job import step_options
 from lockstep.world.world import World
 
 
@@ -20,7 +20,7 @@ def strategy_for(size: int = 2, **options: Any) -> str:
 
 
 @pytest.mark.parametrize("kind", ["fp16", "bf16", "powersgd"])
-def test_it_is_fast_mode_under_ddp(kind: str) -> None:
+def test_compression_needs_fast_mode_and_ddp(kind: str) -> None:
     assert strategy_for(compression=kind) == "ddp"
     assert strategy_for(compression=kind, parallel="ddp") == "ddp"
     assert strategy_for(1, compression=kind) == "single"
@@ -30,8 +30,8 @@ def test_it_is_fast_mode_under_ddp(kind: str) -> None:
         strategy_for(compression=kind, parallel="zero")
 
 
-def test_what_is_left_out_has_the_scale_of_its_time() -> None:
-    with pytest.raises(UserError, match=r"precision=fp16 may scale that one differently: use precision=bf16"):
+def test_error_feedback_does_not_work_with_a_loss_scaler() -> None:
+    with pytest.raises(UserError, match=r"precision=fp16 may scale differently: use precision=bf16"):
         strategy_for(compression="powersgd", precision="fp16")
     assert strategy_for(compression={"kind": "powersgd", "error_feedback": False}, precision="fp16") == "ddp"
     assert strategy_for(compression="fp16", precision="fp16") == "ddp"
@@ -51,21 +51,24 @@ def test_what_is_left_out_has_the_scale_of_its_time() -> None:
         ({"kind": "powersgd", "warm_start": "yes"}, "compression: warm_start='yes': expected True or False"),
         ({"kind": "powersgd", "error_feedback": 1}, "compression: error_feedback=1: expected True or False"),
         ({"kind": ["fp16"]}, "compression=['fp16']: expected one of"),
-        ({"kind": "bf16", "rank": 4}, "compression: rank is powersgd's, and kind=bf16: set kind=powersgd, or leave"),
+        (
+            {"kind": "bf16", "rank": 4},
+            "compression: rank is powersgd's, and kind=bf16: set kind=powersgd, or omit rank",
+        ),
         ({"rank": 2}, "compression: rank is powersgd's, and kind=none"),
         ({"kind": "fp16", "start_after": 5}, "compression: start_after is powersgd's, and kind=fp16"),
         ({"kind": "fp16", "warm_start": False}, "compression: warm_start is powersgd's, and kind=fp16"),
         ({"kind": "powersgd", "start_after": "soon"}, "compression: start_after: expected a duration"),
     ],
 )
-def test_mistakes_are_told(given: Any, told: str) -> None:
+def test_wrong_settings_are_refused(given: Any, told: str) -> None:
     with pytest.raises(UserError) as caught:
         StepOptions(compression=given)
     assert told in str(caught.value)
 
 
-def test_settings_of_powersgd_may_be_there_as_long_as_they_say_nothing() -> None:
-    """A config hands all of them on, its defaults too."""
+def test_default_settings_of_powersgd_are_accepted_for_any_kind() -> None:
+    """A config passes all settings on, including its defaults."""
     given = {"kind": "bf16", "rank": 1, "start_after": Duration.parse("10 steps"), "warm_start": True}
     assert StepOptions(compression=given).compression.plain() == "bf16"
 
@@ -76,17 +79,17 @@ def problems_with(compression: Any) -> list[str]:
     return [f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in caught.value.errors()]
 
 
-def test_a_config_is_told_about_settings_that_its_kind_has_not() -> None:
-    assert problems_with({"rank": 2}) == ["compression.rank: is powersgd's, and compression.kind is none"]
+def test_a_config_refuses_settings_that_its_kind_does_not_have() -> None:
+    assert problems_with({"rank": 2}) == ["compression.rank: only valid with kind: powersgd, got kind: none"]
     assert problems_with({"kind": "bf16", "start_after": 3, "error_feedback": False}) == [
-        "compression.start_after: is powersgd's, and compression.kind is bf16",
-        "compression.error_feedback: is powersgd's, and compression.kind is bf16",
+        "compression.start_after: only valid with kind: powersgd, got kind: bf16",
+        "compression.error_feedback: only valid with kind: powersgd, got kind: bf16",
     ]
     (problem,) = problems_with({"kind": "fp8", "rank": 2})
     assert problem.startswith("compression.kind")
 
 
-def test_it_belongs_to_the_run_for_life_where_there_is_any() -> None:
+def test_compression_is_part_of_the_numerics_if_there_is_any() -> None:
     assert "compression" not in StepOptions().numerics()
     assert StepOptions(compression="bf16").numerics()["compression"] == "bf16"
     assert StepOptions(compression={"kind": "powersgd", "rank": 3}).numerics()["compression"] == {
@@ -100,10 +103,8 @@ def test_it_belongs_to_the_run_for_life_where_there_is_any() -> None:
 
 
 @pytest.mark.parametrize("given", ["fp16", {"kind": "powersgd", "rank": 4, "start_after": "1 epoch"}])
-def test_a_config_says_it_the_same_way(given: Any) -> None:
+def test_a_config_gives_the_same_settings(given: Any) -> None:
     config = Config.model_validate({"epochs": 1, "batch": {"global": 8}, "compression": given})
-    options = StepOptions.read(step_options(config))
+    options = StepOptions(**step_options(config))
     assert options.compression.plain() == Compression.read(given).plain()
-    assert (
-        StepOptions.read(step_options(Config(epochs=1, batch=BatchConfig(global_batch=8)))).compression.kind == "none"
-    )
+    assert StepOptions(**step_options(Config(epochs=1, batch=BatchConfig(global_batch=8)))).compression.kind == "none"

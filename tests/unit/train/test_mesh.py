@@ -1,4 +1,4 @@
-"""How a mesh is laid out, and a model cut up; all that needs no other rank."""
+"""Sizes of a mesh, FSDP units and tensor plans: all that needs no other rank."""
 
 from math import prod
 from typing import Any
@@ -8,13 +8,12 @@ import torch
 from torch import nn
 
 from lockstep.errors import UserError
-from lockstep.train.fsdp_options import FsdpOptions
-from lockstep.train.options import StepOptions
 from lockstep.train.run import Run
-from lockstep.train.strategies.choice import choose_strategy
-from lockstep.train.strategies.mesh_sizes import mesh_sizes
+from lockstep.train.step_options import StepOptions
+from lockstep.train.strategies.fsdp_units import FsdpOptions, choose_units
+from lockstep.train.strategies.mesh import mesh_sizes
+from lockstep.train.strategies.strategy_factory import choose_strategy
 from lockstep.train.strategies.tensor_plan import TensorPlan
-from lockstep.train.strategies.units import choose_units
 from lockstep.world.world import World
 
 
@@ -30,7 +29,7 @@ from lockstep.world.world import World
         ({"data": 2, "shard": None, "tensor": None}, 2, (2, 1, 1)),
     ],
 )
-def test_what_is_left_out_is_filled_up(parallel: Any, num_ranks: int, sizes: tuple[int, int, int]) -> None:
+def test_a_missing_axis_is_computed(parallel: Any, num_ranks: int, sizes: tuple[int, int, int]) -> None:
     assert tuple(mesh_sizes(parallel, num_ranks)) == sizes
     assert prod(sizes) == num_ranks
 
@@ -46,12 +45,12 @@ def test_what_is_left_out_is_filled_up(parallel: Any, num_ranks: int, sizes: tup
         ({"shards": 2}, r"no axis shards; did you mean shard\?"),
     ],
 )
-def test_what_does_not_come_out_even_shows_its_arithmetic(parallel: Any, told: str) -> None:
+def test_sizes_that_do_not_multiply_to_the_ranks_show_the_arithmetic(parallel: Any, told: str) -> None:
     with pytest.raises(UserError, match=told):
         mesh_sizes(parallel, 6)
 
 
-def test_ranks_of_a_tensor_group_share_a_place_among_the_data() -> None:
+def test_ranks_of_a_tensor_group_share_a_data_rank() -> None:
     plan = {"tensor_plan": {"*": "column"}, "determinism": "fast"}
     for rank in range(8):
         options = StepOptions(parallel={"shard": 2, "tensor": 2}, **plan)  # type: ignore[arg-type]
@@ -119,7 +118,7 @@ def test_units_by_class_are_inner_before_outer() -> None:
         (2500, [""]),
     ],
 )
-def test_units_by_size_are_as_deep_as_there_is_enough(least: int, units: list[str]) -> None:
+def test_units_by_size_are_the_innermost_with_enough_parameters(least: int, units: list[str]) -> None:
     assert names(Model(), min_parameters=least) == units
 
 
@@ -137,7 +136,7 @@ def test_of_several_patterns_the_first_counts() -> None:
     plan.check_matched()
 
 
-def test_a_pattern_may_be_of_any_of_several_models() -> None:
+def test_a_pattern_may_match_any_of_several_models() -> None:
     plan = TensorPlan({"wide": "column", "0": "column"}, 2)
     plan.modules(Block())
     with pytest.raises(UserError, match="'0' matches no module"):

@@ -8,7 +8,7 @@ from torch import nn
 
 from lockstep.errors import UserError
 from lockstep.train import model_registry
-from lockstep.train.model_registry import get_model, register_model
+from lockstep.train.model_registry import register_model, registered_model
 
 
 @pytest.fixture(autouse=True)
@@ -27,8 +27,8 @@ def test_a_class_and_a_function_are_found_by_name() -> None:
     def make(config: object) -> nn.Module:
         return nn.Identity()
 
-    assert get_model("vae")({"width": 3}).in_features == 3
-    assert isinstance(get_model("small")(None), nn.Identity)
+    assert registered_model("vae")({"width": 3}).in_features == 3
+    assert isinstance(registered_model("small")(None), nn.Identity)
     assert register_model("vae")(VAE) is VAE, "a module may be imported twice"
 
 
@@ -40,12 +40,12 @@ def test_a_name_is_taken_once() -> None:
 
 def test_an_unknown_name_brings_the_nearest_or_all() -> None:
     with pytest.raises(UserError, match="no model is registered as 'vae'; known: none"):
-        get_model("vae")
+        registered_model("vae")
     register_model("resnet50")(nn.Identity)
     with pytest.raises(UserError, match="did you mean resnet50"):
-        get_model("resnet5")
+        registered_model("resnet5")
     with pytest.raises(UserError, match="known: resnet50"):
-        get_model("unet")
+        registered_model("unet")
 
 
 def test_a_notebooks_cell_may_be_run_again() -> None:
@@ -58,12 +58,12 @@ def test_a_notebooks_cell_may_be_run_again() -> None:
 
     cell()
     latest = cell()
-    assert get_model("net") is latest
+    assert registered_model("net") is latest
 
 
 def test_what_has_no_name_of_its_own_can_be_registered() -> None:
     register_model("eight")(partial(nn.Linear, 8))
-    assert get_model("eight")(3).in_features == 8
+    assert registered_model("eight")(3).in_features == 8
     with pytest.raises(UserError, match=r"the name eight is taken by functools.partial\(.*Linear"):
         register_model("eight")(nn.Identity)
     register_model("small")(lambda: nn.Linear(1, 1))

@@ -1,6 +1,7 @@
 """A run on one process: what it prepares, leaves behind and refuses."""
 
 import logging
+import multiprocessing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from lockstep.engine.fast_engine import FastEngine
 from lockstep.engine.one_lane_engine import OneLaneEngine
 from lockstep.engine.tree_engine import TreeEngine
 from lockstep.errors import UserError
-from lockstep.events.jsonl import read_lines
+from lockstep.events.jsonl import read_jsonl
 from lockstep.train.run import Run
 from lockstep.world.world import World
 from tests.sinks import Kept
@@ -43,14 +44,14 @@ def train(run: Run, model: nn.Module | None = None, data: Any = DATA, epochs: in
 def test_a_folder_with_events_settings_and_the_digest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = Run(tmp_path / "a", World(), seed=3, trace=True)
     train(run)
-    events = list(read_lines(tmp_path / "a" / "events.jsonl"))
+    events = list(read_jsonl(tmp_path / "a" / "events.jsonl"))
     kinds = [(event["kind"], event["step"]) for event in events]
     assert kinds == [("start", 0), ("step", 2), ("step", 4), ("checkpoint", 4), ("end", 4)]
     assert events[0]["lanes"] == 8
     assert events[0]["total_steps"] == 4
     assert events[-1]["digest"] == run.digest()
     assert f"digest {run.digest()}" in capsys.readouterr().out.splitlines()[-1]
-    assert [line["step"] for line in read_lines(tmp_path / "a" / "digests.jsonl")] == [1, 2, 3, 4]
+    assert [line["step"] for line in read_jsonl(tmp_path / "a" / "digests.jsonl")] == [1, 2, 3, 4]
 
 
 def test_the_same_seed_the_same_bits_another_seed_others(tmp_path: Path) -> None:
@@ -60,6 +61,20 @@ def test_the_same_seed_the_same_bits_another_seed_others(tmp_path: Path) -> None
     parted = lockstep.first_difference(tmp_path / "a" / "digests.jsonl", tmp_path / "c" / "digests.jsonl")
     assert parted is not None
     assert (parted.step, parted.phase, parted.tensor) == (1, "data", "lane 0")
+
+
+@pytest.mark.parametrize("leaves_early", [False, True])
+def test_data_workers_end_with_the_loop(leaves_early: bool) -> None:
+    run = Run(None, World())
+    model = run.prepare(nn.Linear(4, 3))
+    optimizer = run.optimizer(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for step in run.steps(run.loader(DATA, 16, workers=1), steps=3, finish=False):
+        step.accumulate(loss, model)
+        step.update(optimizer)
+        assert multiprocessing.active_children()
+        if leaves_early:
+            break
+    assert not multiprocessing.active_children()
 
 
 def test_other_settings_in_the_same_folder_are_refused(tmp_path: Path) -> None:
@@ -75,7 +90,7 @@ def test_the_loop_can_be_left_early_and_taken_up_again(tmp_path: Path) -> None:
     optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
     seen = []
     for _ in range(2):
-        for step in run.open_steps(run.loader(DATA, 16), steps=100):
+        for step in run.steps(run.loader(DATA, 16), steps=100, finish=False):
             seen.append((step.number, step.batch.number))
             step.accumulate(loss, model)
             step.update(optimizer)
@@ -84,7 +99,7 @@ def test_the_loop_can_be_left_early_and_taken_up_again(tmp_path: Path) -> None:
     run.log(loss=1.0)
     run.finish()
     assert seen == [(number + 1, number) for number in range(6)]
-    last = list(read_lines(tmp_path / "a" / "events.jsonl"))[-3:]
+    last = list(read_jsonl(tmp_path / "a" / "events.jsonl"))[-3:]
     assert [(event["kind"], event["step"]) for event in last] == [("step", 6), ("checkpoint", 6), ("end", 6)]
 
 
@@ -154,7 +169,7 @@ def test_a_sampler_of_ones_own_is_used_as_it_is() -> None:
     assert not run.loader(own).exact
     assert run.loader(DataLoader(DATA, batch_size=8)).exact
     model = run.prepare(nn.Linear(4, 3))
-    seen = [step.batch.lanes[0].data[1].tolist() for step in run.open_steps(run.loader(own), epochs=1)]
+    seen = [step.batch.lanes[0].data[1].tolist() for step in run.steps(run.loader(own), epochs=1, finish=False)]
     assert seen == [list(part) for part in DATA.tensors[1].view(8, 8).tolist()]
     assert model.training
 
@@ -166,7 +181,7 @@ def test_a_sampler_of_ones_own_is_used_as_it_is() -> None:
 def test_the_engine_that_fits(determinism: Any, lanes: int, engine: type) -> None:
     run = Run(None, World(), determinism=determinism)
     run.prepare(nn.Linear(4, 3))
-    for _ in run.open_steps(run.loader(DATA, 16, lanes=lanes), steps=1):
+    for _ in run.steps(run.loader(DATA, 16, lanes=lanes), steps=1, finish=False):
         assert isinstance(run._loop.engine, engine)
         break
 
@@ -211,7 +226,7 @@ class Changing(nn.Module):
 
 @pytest.mark.parametrize("how", ["in place", "replaced", "through .data"])
 def test_a_buffer_without_a_rule_may_not_change(how: str) -> None:
-    with pytest.raises(UserError, match=r"changes the buffer memory: say how .* buffers=\{'memory'"):
+    with pytest.raises(UserError, match=r"changes the buffer memory: set how .* buffers=\{'memory'"):
         train(Run(None, World()), Changing(how))
     train(Run(None, World(), buffers={"mem*": "max"}), Changing(how))
 
@@ -248,9 +263,11 @@ def test_arguments_are_checked() -> None:
         run.optimizer(nn.Linear(2, 2), lambda params: torch.optim.LBFGS(params))
     with pytest.raises(UserError, match="needs global_batch="):
         run.loader(DATA)
-    with pytest.raises(UserError, match=r"^uneven=.join. is for a DataLoader with a sampler of its own: .* tail="):
+    with pytest.raises(UserError, match=r"^uneven=.join. is for a DataLoader with its own sampler: .* tail="):
         run.loader(DATA, 16, uneven="join")
-    with pytest.raises(UserError, match=r"^run.loader\(dataloader, …\) has no option workers: .* is the DataLoader's"):
+    with pytest.raises(
+        UserError, match=r"^run.loader\(dataloader, …\) has no option workers: set it in the DataLoader"
+    ):
         run.loader(DataLoader(DATA, batch_size=8), workers=2)
     with pytest.raises(UserError, match="nothing to train"):
         next(run.steps(run.loader(DATA, 16), steps=1))
@@ -280,7 +297,7 @@ def test_an_incident_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
         caplog.clear()
         run = Run(None, World(), sinks=sinks, on_nonfinite="skip")
         model = run.prepare(nn.Linear(4, 3))
-        step = next(iter(run.open_steps(run.loader(DATA, 16), steps=1)))
+        step = next(iter(run.steps(run.loader(DATA, 16), steps=1, finish=False)))
         step.accumulate(lambda model, batch: (loss(model, batch)[0] * torch.nan, 1), model)
         step.update()
         assert len(caplog.messages) == (not sinks)
@@ -291,7 +308,7 @@ def test_an_incident_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_fast_step_without_a_loss_is_told() -> None:
     run = Run(None, World(), determinism="fast")
     run.prepare(nn.Linear(4, 3))
-    step = next(iter(run.open_steps(run.loader(DATA, 16), steps=1)))
+    step = next(iter(run.steps(run.loader(DATA, 16), steps=1, finish=False)))
     for _ in step.lanes:
         pass
     with pytest.raises(UserError, match="no lane had a loss"):

@@ -36,7 +36,7 @@ class Setting:
         self.loader = self.run.loader(TensorDataset(INPUTS, TARGETS), 24, lanes=lanes)
 
     def first_step(self) -> Step:
-        return next(iter(self.run.open_steps(self.loader, steps=1)))
+        return next(iter(self.run.steps(self.loader, steps=1, finish=False)))
 
     @property
     def gradient(self) -> Tensor:
@@ -63,7 +63,7 @@ def test_gradient_and_loss_are_those_of_the_mean_over_all_lanes(lanes: int, dete
 def test_a_step_is_freed_at_once_with_its_batch(determinism: str, lanes: int) -> None:
     """What refers to itself in a circle waits for the garbage collector, and its memory is not used again meanwhile."""
     setting = Setting(lanes, determinism=determinism)
-    steps = iter(setting.run.open_steps(setting.loader, steps=4))
+    steps = iter(setting.run.steps(setting.loader, steps=4, finish=False))
     gc.collect()
     gc.disable()
     try:
@@ -86,7 +86,7 @@ def test_fast_mode_leaves_losses_the_size_that_the_fp16_scale_gives_them() -> No
         loss_sum.register_hook(lambda gradient: arrived.append(gradient.item()))
         return loss_sum, count
 
-    for step in setting.run.open_steps(setting.loader, steps=2):
+    for step in setting.run.steps(setting.loader, steps=2, finish=False):
         step.accumulate(watched, setting.model)
         step.update(setting.optimizer)
     assert len(arrived) == 4 and len(set(arrived)) == 1
@@ -177,7 +177,7 @@ def test_padding_weighs_nothing() -> None:
         assert len(inputs) == 4, "static shapes"
         return (weight * (model(inputs) - targets).square().squeeze(1)).sum(), weight.sum()
 
-    step = next(iter(run.open_steps(loader, steps=1)))
+    step = next(iter(run.steps(loader, steps=1, finish=False)))
     with pytest.raises(UserError, match=r"loss\(model, batch, weight\)"):
         step.accumulate(squared, model)
     step.accumulate(weighted, model)
@@ -202,7 +202,7 @@ def test_gradients_of_other_models_are_left_alone(determinism: Any, lanes: int) 
     run = Run(None, World(), determinism=determinism)
     first, second = run.prepare(nn.Linear(5, 5)), run.prepare(nn.Linear(5, 1))
     optimizer = run.optimizer(second, lambda params: torch.optim.SGD(params, lr=0.1))
-    step = next(iter(run.open_steps(run.loader(TensorDataset(INPUTS, TARGETS), 24, lanes=lanes), steps=1)))
+    step = next(iter(run.steps(run.loader(TensorDataset(INPUTS, TARGETS), 24, lanes=lanes), steps=1, finish=False)))
     step.accumulate(lambda model, batch: squared(nn.Sequential(first, model), batch), second)
     step.update(optimizer)
     assert first.weight.grad is None
@@ -225,7 +225,7 @@ def test_misuse_is_told() -> None:
 def test_a_second_backward_pass_must_be_announced() -> None:
     setting = Setting()
     step = setting.first_step()
-    with pytest.raises(UserError, match="say more=True"):
+    with pytest.raises(UserError, match="pass more=True"):
         for batch in step.lanes:
             step.backward(*squared(setting.model, batch))
             step.backward(*squared(setting.model, batch))
@@ -239,7 +239,7 @@ def test_gradients_are_not_lost_by_a_second_pass() -> None:
     setting = Setting()
     step = setting.first_step()
     step.accumulate(squared, setting.model)
-    with pytest.raises(UserError, match="the first would be lost"):
+    with pytest.raises(UserError, match="the first gradients would be lost"):
         step.accumulate(squared, setting.model)
 
 
@@ -285,7 +285,9 @@ def test_after_a_pass_that_failed_the_next_starts_afresh() -> None:
 def test_sparse_gradients_are_refused() -> None:
     run = Run(None, World())
     model = run.prepare(nn.EmbeddingBag(5, 2, sparse=True, mode="sum"))
-    step = next(iter(run.open_steps(run.loader(TensorDataset(torch.zeros(8, 2, dtype=torch.int64)), 8), steps=1)))
+    step = next(
+        iter(run.steps(run.loader(TensorDataset(torch.zeros(8, 2, dtype=torch.int64)), 8), steps=1, finish=False))
+    )
     with pytest.raises(UserError, match="sparse"):
         step.accumulate(lambda model, batch: (model(batch[0]).sum(), 1), model)
 
@@ -323,7 +325,7 @@ def test_a_plain_backward_in_a_lane_is_told() -> None:
 def test_a_parameter_that_changes_in_a_lane_is_named() -> None:
     run = Run(None, World())
     model = run.prepare(nn.Sequential(nn.Embedding(5, 2, max_norm=0.1)))
-    step = next(iter(run.open_steps(run.loader(TensorDataset(torch.zeros(8, dtype=torch.int64)), 8), steps=1)))
+    step = next(iter(run.steps(run.loader(TensorDataset(torch.zeros(8, dtype=torch.int64)), 8), steps=1, finish=False)))
     with pytest.raises(UserError, match=r"changes the parameter 0\.weight"):
         step.accumulate(lambda model, batch: (model(batch[0]).sum(), 1), model)
 
@@ -350,7 +352,7 @@ def test_two_passes_may_wait_for_two_updates() -> None:
     run = Run(None, World(), clip_norm=0.01)
     models = [run.prepare(nn.Linear(5, 1)) for _ in range(2)]
     optimizers = [run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.0)) for model in models]
-    step = next(iter(run.open_steps(run.loader(TensorDataset(INPUTS, TARGETS), 24), steps=1)))
+    step = next(iter(run.steps(run.loader(TensorDataset(INPUTS, TARGETS), 24), steps=1, finish=False)))
     for model in models:
         step.accumulate(squared, model)
     for model, optimizer in zip(models, optimizers, strict=True):

@@ -1,4 +1,4 @@
-"""Which strategy a run gets, and why; what is refused before there is anything to train."""
+"""Which strategy is chosen, and why; what is refused before there is a model."""
 
 from typing import Any
 
@@ -8,10 +8,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from lockstep.errors import UserError
-from lockstep.train.options import StepOptions
 from lockstep.train.run import Run
-from lockstep.train.strategies import choice
-from lockstep.train.strategies.choice import choose_strategy
+from lockstep.train.step_options import StepOptions
+from lockstep.train.strategies import strategy_factory
+from lockstep.train.strategies.strategy_factory import choose_strategy
 from lockstep.train.trainer import Trainer
 from lockstep.world.world import World
 
@@ -25,10 +25,10 @@ def chosen(size: int, **options: Any) -> tuple[str, str]:
 
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """How much of it there is on every device."""
+    """Sets the memory of every device."""
 
     def set_to(num_bytes: int) -> None:
-        monkeypatch.setattr(choice, "available_bytes", lambda: num_bytes)
+        monkeypatch.setattr(strategy_factory, "available_memory_bytes", lambda: num_bytes)
 
     return set_to
 
@@ -38,7 +38,7 @@ def test_one_process_needs_no_strategy(memory: Any) -> None:
     assert chosen(1) == ("single", "one process")
 
 
-def test_auto_goes_by_what_fits_on_a_device_and_says_so(memory: Any) -> None:
+def test_auto_chooses_by_what_fits_on_a_device_and_says_so(memory: Any) -> None:
     memory(int(32.1e6))
     name, reason = chosen(2)
     assert name == "ddp"
@@ -54,7 +54,7 @@ def test_ranks_of_one_machine_share_its_memory(memory: Any) -> None:
     assert choose_strategy(World(size=2, local_size=2), StepOptions(), [MODEL]).strategy.name == "zero"
 
 
-def test_what_does_not_fit_even_so_is_told_of_the_way_out(memory: Any) -> None:
+def test_a_model_too_large_for_zero_is_pointed_to_fsdp(memory: Any) -> None:
     memory(int(20e6))
     name, reason = chosen(2)
     assert name == "zero"
@@ -62,23 +62,23 @@ def test_what_does_not_fit_even_so_is_told_of_the_way_out(memory: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["single", "ddp", "zero", "dp"])
-def test_what_is_configured_is_taken(name: str) -> None:
+def test_a_configured_strategy_is_used(name: str) -> None:
     assert chosen(1, parallel=name) == (name, "as configured")
 
 
 @pytest.mark.parametrize("name", ["single", "dp"])
 def test_one_process_strategies_refuse_several(name: str) -> None:
-    with pytest.raises(UserError, match=rf"parallel={name}.* is for one process, but 3 were started: leave -n away"):
+    with pytest.raises(UserError, match=rf"parallel={name}.* is for one process, but 3 were started: omit -n"):
         chosen(3, parallel=name)
 
 
-def test_an_unknown_name_is_told_with_the_known_ones() -> None:
+def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UserError, match="parallel='dpp': expected one of auto, single, dp, ddp, zero"):
         Run(None, World(), parallel="dpp")
 
 
 def test_several_gpus_in_one_process_are_fast_mode(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DataParallel itself needs several GPUs to be seen at work; here it is only asked whether it would be used."""
+    """Running DataParallel needs several GPUs; this checks only that it would be used."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     world = World(device=torch.device("cuda", 0))
     with pytest.raises(UserError, match=r"cuts every lane into pieces for 2 GPUs.*determinism=fast"):
@@ -116,14 +116,14 @@ class OwnSGD(torch.optim.SGD):
     pass
 
 
-def test_auto_takes_another_where_its_own_choice_does_not_go_with_the_optimizer(memory: Any) -> None:
+def test_auto_falls_back_to_ddp_if_the_optimizer_does_not_fit(memory: Any) -> None:
     memory(1)
     loader = Run(None).loader(TensorDataset(torch.zeros(8, 3)), 8)
     first = choose_strategy(World(size=2), StepOptions(), [MODEL])
-    assert choice.settled(first, [torch.optim.SGD(MODEL.parameters())], loader) is first
-    then = choice.settled(first, [OwnSGD(MODEL.parameters())], loader)
+    assert strategy_factory.recheck_choice(first, [torch.optim.SGD(MODEL.parameters())], loader) is first
+    then = strategy_factory.recheck_choice(first, [OwnSGD(MODEL.parameters())], loader)
     assert then.strategy.name == "ddp"
     assert "but parallel=zero runs an optimizer on parts of parameters, and OwnSGD" in then.reason
     told = choose_strategy(World(size=2), StepOptions(parallel="zero"), [MODEL])
     with pytest.raises(UserError, match="OwnSGD"):
-        choice.settled(told, [OwnSGD(MODEL.parameters())], loader)
+        strategy_factory.recheck_choice(told, [OwnSGD(MODEL.parameters())], loader)

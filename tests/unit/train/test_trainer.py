@@ -11,10 +11,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lockstep
 from lockstep.errors import UserError
-from lockstep.events.jsonl import read_lines
+from lockstep.events.jsonl import read_jsonl
 from lockstep.train import model_registry
+from lockstep.train.optim.lr_schedule import Schedule
 from lockstep.train.run import Run
-from lockstep.train.schedule import Schedule
 from lockstep.train.trainer import Trainer
 from lockstep.world.world import World
 from tests.sinks import Kept
@@ -68,7 +68,7 @@ def test_every_rank_writes_its_timing_down(tmp_path: Path) -> None:
     run = Run(tmp_path / "a", World(), log_every=2, sinks=[])
     make(run=run).train(loader(), steps=5)
     run.close()
-    lines = list(read_lines(tmp_path / "a" / "ranks" / "0.jsonl"))
+    lines = list(read_jsonl(tmp_path / "a" / "ranks" / "0.jsonl"))
     assert [line["step"] for line in lines] == [2, 4]
     assert {"data_s", "compute_s", "peak_host_bytes"} <= lines[0].keys()
 
@@ -163,10 +163,10 @@ def test_the_mean_loss_is_over_the_steps_since_the_last_evaluation() -> None:
 
 def test_what_is_evaluated_is_the_average_where_there_is_one() -> None:
     trainer = make()
-    trainer.average = trainer.run.average(trainer.model, 0.9, warmup=False)
+    trainer.ema = trainer.run.ema(trainer.model, 0.9, warmup=False)
     trainer.train(loader(), loader(), epochs=1)
     averaged = trainer.evaluate(loader())["error"]
-    trainer.average = None
+    trainer.ema = None
     assert trainer.evaluate(loader())["error"] != averaged
     assert trainer.history[0]["error"] == averaged
 
@@ -196,16 +196,16 @@ def test_a_duration_that_is_none_is_refused() -> None:
 def test_an_average_that_nothing_would_move_is_refused() -> None:
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(UserError, match=r"make it by run\.average\(model\)"):
-        Trainer(model, optimizer, squared, average=lockstep.MovingAverage(model))
+    with pytest.raises(UserError, match=r"make it with run\.ema\(model\)"):
+        Trainer(model, optimizer, squared, ema=lockstep.ExponentialMovingAverage(model))
     run = Run(None, World())
-    with pytest.raises(UserError, match=r"run\.prepare\(model\) comes before"):
-        run.average(model)
+    with pytest.raises(UserError, match=r"call run\.prepare\(model\) before run\.ema"):
+        run.ema(model)
     run.prepare(model)
-    trainer = Trainer(model, optimizer, squared, average=run.average(model, 0.9), run=run)
+    trainer = Trainer(model, optimizer, squared, ema=run.ema(model, 0.9), run=run)
     trainer.train(loader(), loader(), epochs=1)
-    assert trainer.average is not None
-    assert trainer.average.num_updates == 3
+    assert trainer.ema is not None
+    assert trainer.ema.num_updates == 3
     assert sorted(name.split("/")[0] for name in run.state()) == ["average"] * 3 + ["model"] * 2, "prepared once"
 
 

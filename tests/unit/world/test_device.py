@@ -1,11 +1,11 @@
-"""The backend table, the choice of a device, and the warnings where processes bring nothing."""
+"""The choice of device and backend, and the warnings about processes that bring no parallelism."""
 
 import pytest
 import torch
 
 from lockstep.config.placement import Placement
 from lockstep.errors import WorldError
-from lockstep.world.device import choose_backend, choose_device, warn_if_pointless
+from lockstep.world.device import choose_backend, choose_device, warn_if_no_parallelism
 
 CPU = torch.device("cpu")
 
@@ -30,7 +30,7 @@ def test_a_shared_gpu_cannot_use_nccl() -> None:
     assert choose_backend("cuda", devices_are_shared=True, system="linux") == "gloo"
 
 
-def test_the_scripts_choice_wins() -> None:
+def test_a_requested_device_is_used() -> None:
     assert choose_device(Placement(), "cpu") == CPU
     assert choose_device(Placement(), CPU) == CPU
 
@@ -45,20 +45,20 @@ def test_each_process_gets_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         choose_device(Placement(), "cuda:5")
 
 
-def test_mps_alone_but_cpu_in_company(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mps_for_one_process_but_cpu_for_several(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     assert choose_device(Placement()).type == "mps"
     pair = Placement(world_size=2, local_world_size=2)
     assert choose_device(pair).type == "cpu"
-    said: list[str] = []
-    warn_if_pointless(pair, CPU, said.append)
-    assert len(said) == 1
-    assert "no parallelism" in said[0]
+    warnings: list[str] = []
+    warn_if_no_parallelism(pair, CPU, warnings.append)
+    assert len(warnings) == 1
+    assert "no parallelism" in warnings[0]
 
 
 @pytest.mark.parametrize(("requested", "words"), [("cuda", "no CUDA"), ("mps", "no MPS"), ("tpu9", "tpu9")])
-def test_a_device_that_is_not_there(requested: str, words: str) -> None:
+def test_a_missing_device_is_named(requested: str, words: str) -> None:
     if requested == "cuda" and torch.cuda.is_available():
         pytest.skip("this machine has CUDA")
     with pytest.raises(WorldError, match=words):
@@ -66,15 +66,15 @@ def test_a_device_that_is_not_there(requested: str, words: str) -> None:
 
 
 def test_warns_of_one_process_and_of_a_shared_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    warn_if_pointless(Placement(launcher="torchrun"), CPU, said.append)
+    warnings: list[str] = []
+    warn_if_no_parallelism(Placement(launcher="torchrun"), CPU, warnings.append)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    warn_if_pointless(Placement(world_size=2, local_world_size=2), torch.device("cuda", 0), said.append)
-    assert ["no parallelism" in warning for warning in said] == [True, True]
-    assert "2 processes share 1 CUDA device" in said[1]
+    warn_if_no_parallelism(Placement(world_size=2, local_world_size=2), torch.device("cuda", 0), warnings.append)
+    assert ["no parallelism" in warning for warning in warnings] == [True, True]
+    assert "2 processes share 1 CUDA device" in warnings[1]
 
 
 def test_no_warning_where_processes_help() -> None:
-    said: list[str] = []
-    warn_if_pointless(Placement(world_size=2, local_world_size=2), CPU, said.append)
-    assert said == []
+    warnings: list[str] = []
+    warn_if_no_parallelism(Placement(world_size=2, local_world_size=2), CPU, warnings.append)
+    assert warnings == []

@@ -1,4 +1,4 @@
-"""Errors of `launch`: a script ends with a line and a code; a prompt or a notebook goes on."""
+"""Errors of `launch`: a script prints a line and exits; at a prompt or in a notebook they are raised."""
 
 import sys
 from types import ModuleType
@@ -6,7 +6,7 @@ from types import ModuleType
 import pytest
 
 from lockstep.errors import UserError
-from lockstep.recipes.pipeline import main_distributed
+from lockstep.recipes.search_pipeline import main_distributed
 from lockstep.world.launch import launch
 from lockstep.world.world import World
 
@@ -25,17 +25,17 @@ def prompt(no_script: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
 
 
-def test_a_script_ends_with_the_message_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_script_prints_only_the_message(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         launch(mistaken)
     assert end.value.code == 2
     assert capsys.readouterr().err.splitlines() == ["lockstep: data.path: no such file", "lockstep: and another line"]
 
 
-def test_a_prompt_lives_on(prompt: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_at_a_prompt_the_error_is_raised(prompt: None, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UserError, match="no such file") as caught:
         launch(mistaken)
-    assert capsys.readouterr().err == "", "the prompt shows it"
+    assert capsys.readouterr().err == "", "the prompt itself prints the error"
     assert caught.value._render_traceback_() == ["lockstep: data.path: no such file", "lockstep: and another line"]
 
 
@@ -44,14 +44,14 @@ def test_several_processes_need_a_script(no_script: None, capsys: pytest.Capture
         launch(mistaken, nproc=2)
     assert end.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "put main into a file and start that, `!lockstep run -n 2 FILE.py`, or leave nproc away" in line
+    assert "put main into a file and run `!lockstep run -n 2 FILE.py`, or omit nproc" in line
 
 
-def test_several_processes_need_a_script_at_a_prompt_too(prompt: None) -> None:
-    with pytest.raises(UserError, match="starts copies of a script, and a notebook or a prompt is none"):
+def test_several_processes_at_a_prompt_raise(prompt: None) -> None:
+    with pytest.raises(UserError, match="starts copies of a script, and this is a notebook or a prompt"):
         launch(mistaken, nproc=2)
 
 
-def test_a_search_leaves_a_prompt_alive_too(prompt: None) -> None:
+def test_at_a_prompt_a_search_raises_too(prompt: None) -> None:
     with pytest.raises(UserError, match="--nproc-per-node 0: expected at least 1"):
         main_distributed("wing", world_size=0)

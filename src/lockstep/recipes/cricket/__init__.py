@@ -1,1 +1,43 @@
-"""Cricket: a graph network that gives the chances of the next ball, from Cricsheet's ball-by-ball records."""
+"""Predict the next ball of a cricket match: a graph network over balls, players and innings.
+
+This file has the recipe's config, without torch; `recipe.py` has the recipe.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from lockstep.config.field_types import Count, Flag, Frozen
+from lockstep.config.train_schema import Config
+from lockstep.recipes.heads import Heads
+
+Share = Annotated[float, Field(ge=0, lt=1, strict=True, allow_inf_nan=False)]
+
+
+class CricketModel(Frozen):
+    width: Count = 64
+    depth: Count = 2  # blocks of message passing
+    heads: Heads = 4
+    members: Count = 1  # independent networks that are averaged; the time grows in proportion
+    identity_width: Count = 16  # of the learned embedding of each player
+    dropout: Share = 0.15
+    identity_dropout: Share = 0.8  # share of the players of a batch whose identity is hidden
+    class_weights: Literal["none", "sqrt", "balanced"] = "none"  # weighting spoils the calibration
+
+
+class CricketData(Frozen):
+    path: str | None = None  # Cricsheet's JSON: a zip, a folder or a file; synthetic matches if omitted
+    matches: Count = 300  # number of synthetic matches
+    split: Literal["match", "date"] = "date"  # test on the latest matches, or on some by a hash of their name
+    test_share: Annotated[float, Field(gt=0, lt=1, strict=True, allow_inf_nan=False)] = 0.2
+    evaluate_on: Literal["test", "validation"] = "test"  # validation: held out of the training matches, to tune on
+    memory: Count = 8  # earlier balls that each ball attends to
+    picture: Flag = True  # draw the calibration at the end, with matplotlib
+
+
+class CricketConfig(Config):
+    model: CricketModel = CricketModel()
+    data: CricketData = CricketData()
+
+
+config_class = CricketConfig

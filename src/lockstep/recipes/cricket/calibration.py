@@ -1,4 +1,4 @@
-"""Calibration: do balls that are given a chance of 30 % come off 30 times in a hundred?"""
+"""Calibration metrics and reliability diagrams: do outcomes given a probability of 30 % occur 30 % of the time?"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,19 +10,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lockstep.metrics.average import ratio
-from lockstep.metrics.keepers import Merged
+from lockstep.metrics.accumulators import MergedAccumulator
+from lockstep.metrics.averages import exact_ratio
 from lockstep.recipes.cricket.match import NUM_OUTCOMES, OUTCOMES
 
 NUM_BINS = 40  # of equal width, from 0 to 1
 
-_LEAST_BALLS = 100  # of a point in the picture
+_MIN_BALLS = 100  # of a point in the picture
 _RESOLUTION = 80  # dots per inch
 
 
 @dataclass(frozen=True, eq=False)
 class Reliability:
-    """For each outcome and each bin of chances: how many balls, the sum of their chances, how often it came."""
+    """For each outcome and each bin of probabilities: number of balls, sum of probabilities, number of occurrences."""
 
     chances: Tensor  # (balls, outcomes)
     outcomes: Tensor  # (balls)
@@ -37,24 +37,24 @@ class Reliability:
         sums = [empty.scatter_add(0, cells, column.reshape(-1)) for column in columns]
         return torch.stack(sums, dim=1).reshape(NUM_OUTCOMES, NUM_BINS, 3)
 
-    def keeper(self) -> Merged:
-        return Merged()
+    def accumulator(self) -> MergedAccumulator:
+        return MergedAccumulator()
 
-    def result(self, kept: Tensor) -> Any:
-        return kept
+    def result(self, collected: Tensor) -> Any:
+        return collected
 
 
 class CalibrationError(Reliability):
-    """How far chances and frequencies are apart: over the bins weighted by their balls, then the outcomes' mean."""
+    """The expected calibration error: over bins weighted by their balls, averaged over outcomes."""
 
-    def result(self, kept: Tensor) -> float:
-        counts, chances, came = kept.unbind(2)
+    def result(self, collected: Tensor) -> float:
+        counts, chances, came = collected.unbind(2)
         return float(((chances - came).abs().sum(1) / counts.sum(1)).mean())
 
 
 @dataclass(frozen=True, eq=False)
 class LossByOutcome:
-    """The mean loss of the balls of each outcome, in the order of `OUTCOMES`; no number where there are none."""
+    """The mean loss of the balls of each outcome, in the order of `OUTCOMES`; NaN if there are none."""
 
     losses: Tensor  # (balls)
     outcomes: Tensor  # (balls)
@@ -63,15 +63,15 @@ class LossByOutcome:
         came = torch.nn.functional.one_hot(self.outcomes.to(device), NUM_OUTCOMES).double()
         return torch.stack([self.losses.to(device, torch.float64) @ came, came.sum(0)])
 
-    def keeper(self) -> Merged:
-        return Merged()
+    def accumulator(self) -> MergedAccumulator:
+        return MergedAccumulator()
 
-    def result(self, kept: Tensor) -> list[float]:
-        return [ratio(*pair) for pair in kept.T.tolist()]
+    def result(self, collected: Tensor) -> list[float]:
+        return [exact_ratio(*pair) for pair in collected.T.tolist()]
 
 
-def picture(curves: Sequence[tuple[str, Sequence[Any]]]) -> Tensor:
-    """Reliability diagrams, one an outcome, with a curve for each (name, reliability): bytes, height × width × 3."""
+def draw_calibration(curves: Sequence[tuple[str, Sequence[Any]]]) -> Tensor:
+    """Draw reliability diagrams, one per outcome, with a curve per (name, reliability): bytes, height × width × 3."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -95,7 +95,7 @@ def picture(curves: Sequence[tuple[str, Sequence[Any]]]) -> Tensor:
 
 
 def _draw(place: Any, name: str, cells: NDArray[np.float64]) -> None:
-    shown = cells[cells[:, 0] >= min(_LEAST_BALLS, cells[:, 0].max())]
+    shown = cells[cells[:, 0] >= min(_MIN_BALLS, cells[:, 0].max())]
     chances, shares = shown[:, 1] / shown[:, 0], shown[:, 2] / shown[:, 0]
     place.plot(chances, shares, marker="o", markersize=3, linewidth=1, label=name)
     place.axline((0, 0), slope=1, color="grey", linewidth=0.5)

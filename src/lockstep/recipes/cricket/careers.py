@@ -1,8 +1,14 @@
-"""Careers so far: what players, teams and grounds have seen in the matches before a day, against what was expected.
+"""Features from the past: the table model of outcomes, and the careers of players, teams and grounds.
 
-An outcome's figure is log(seen / expected), both leaning to the base rate while there are few balls. Expected is what
-the table model says of the same balls, corrected by the figures of who was on the other side: who bats in the last
-overs, or against the weakest bowlers, is not taken for a hitter because of that.
+**The table model** is the baseline: how often each outcome occurred in the training matches, overall and for each cell
+of stage (first innings, later innings, super over), over and wickets lost. The counts of a cell are smoothed towards
+the base rate, as if `smoothing` more balls with the base rate's outcomes had been seen in it; the smoothing is the one
+that works best on a part of the training matches.
+
+**Careers** are what was observed before a match's day, relative to what was expected. The figure of an outcome is
+log(seen / expected), both shrunk to the base rate while there are few balls. Expected is what the table model says of
+the same balls, corrected by the figures of the opponents: a player who bats in the last overs, or against the weakest
+bowlers, is not taken for a hitter because of that.
 """
 
 from collections import defaultdict
@@ -13,29 +19,80 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.recipes.cricket.innings_state import NUM_CELLS
 from lockstep.recipes.cricket.match import NUM_OUTCOMES, Innings, Match
-from lockstep.recipes.cricket.table import Table
 
-NUM_FIGURES = 2 * (NUM_OUTCOMES + 1) + 2  # of all balls and of late, outcomes and wides; usual over; number of balls
-NUM_PLAYER_FIGURES = 2 * NUM_FIGURES  # with the bat, and with the ball
-NUM_SETTING_FIGURES = 4 * NUM_FIGURES + 1  # batting team, bowling team, ground, this match so far; and the year
+_SMOOTHINGS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
+_MIN_BALLS = 1.0  # spread over all outcomes: what was never seen is not impossible
 
-_SHRINKAGE = 60.0  # balls that count as usual
-_FADING = 0.9  # what a match leaves of earlier ones, of late
-_WIDES = 0.038  # of all balls
+
+class Balls(NamedTuple):
+    """The balls of some matches, concatenated."""
+
+    cells: NDArray[np.int64]
+    outcomes: NDArray[np.int64]
+
+
+class Table(NamedTuple):
+    """The table model: probabilities of outcomes by cell."""
+
+    base: NDArray[np.float64]  # (outcomes): shares
+    chances: NDArray[np.float64]  # (cells, outcomes)
+    smoothing: float
+
+
+def fit_table(balls: Balls, check: Balls, rest: Balls) -> Table:
+    """Fit a table to all balls, with the smoothing for which a table fitted to `rest` predicts `check` best."""
+    counts, base = _counts(rest), base_rate(rest)
+    losses = [log_loss(_smoothed(counts, base, each), check) for each in _SMOOTHINGS]
+    smoothing = _SMOOTHINGS[int(np.argmin(losses))]
+    return Table(base_rate(balls), _smoothed(_counts(balls), base_rate(balls), smoothing), smoothing)
+
+
+def base_rate(balls: Balls) -> NDArray[np.float64]:
+    """Return the share of each outcome."""
+    counts = np.bincount(balls.outcomes, minlength=NUM_OUTCOMES) + _MIN_BALLS / NUM_OUTCOMES
+    return np.asarray(counts / counts.sum())
+
+
+def log_loss(chances: NDArray[np.float64], balls: Balls) -> float:
+    """Return the mean negative log-probability of the outcomes."""
+    return float(-np.log(chances[balls.cells, balls.outcomes]).mean())
+
+
+def _counts(balls: Balls) -> NDArray[np.float64]:
+    flat = np.bincount(balls.cells * NUM_OUTCOMES + balls.outcomes, minlength=NUM_CELLS * NUM_OUTCOMES)
+    return flat.reshape(NUM_CELLS, NUM_OUTCOMES).astype(np.float64)
+
+
+def _smoothed(counts: NDArray[np.float64], base: NDArray[np.float64], smoothing: float) -> NDArray[np.float64]:
+    return np.asarray((counts + smoothing * base) / (counts.sum(1, keepdims=True) + smoothing))
+
+
+NUM_FIGURES = 2 * (NUM_OUTCOMES + 1) + 2  # all and recent balls: outcomes and wides; usual over; number of balls
+NUM_PLAYER_FIGURES = 2 * NUM_FIGURES  # batting and bowling
+NUM_SETTING_FIGURES = 4 * NUM_FIGURES + 1  # batting team, bowling team, ground, this match so far; year
+
+_SHRINKAGE = 60.0  # pseudo-balls at the base rate
+_FADING = 0.9  # weight of earlier matches in recent figures, per match
+_WIDES = 0.038  # share of all balls
 _USUAL_OVER = 9.0
 _FIRST_YEAR, _YEARS = 2015, 10
-_SCALE = 4.0  # brings figures to the size of other inputs
+_SCALE = 4.0  # brings figures to the scale of other inputs
 
 Floats = NDArray[np.float64]
 
 
 class InningsCareers(NamedTuple):
+    """Career figures before an innings, of its players and of its setting."""
+
     players: dict[str, NDArray[np.float32]]
     setting: NDArray[np.float32]
 
 
 class MatchCells(NamedTuple):
+    """A match, with the table cell of each of its balls."""
+
     match: Match
     cells: list[NDArray[np.int64]]  # of each innings
 
@@ -43,10 +100,10 @@ class MatchCells(NamedTuple):
 def careers_before(
     matches: Iterable[MatchCells], table: Table, wanted: frozenset[str]
 ) -> dict[tuple[str, int], InningsCareers]:
-    """For each innings of the wanted matches, by name and number: careers from the matches of earlier days.
+    """Return the careers before each innings of the wanted matches, by match name and innings number.
 
-    `matches` come by date. Those of one day do not count for each other: which was first is not told. Of the match
-    itself, only its innings before this one do.
+    `matches` are sorted by date. Matches of one day do not count for each other, because their order is unknown. Of the
+    match itself, only earlier innings count.
     """
     book = _Book(table)
     found = {}
@@ -57,21 +114,21 @@ def careers_before(
                 for number in range(len(each.match.innings)):
                     found[each.match.name, number] = book.look_up(each, number)
         additions = [addition for each in of_day for addition in book.additions(each)]
-        for role, name, sums in additions:  # after all of the day have been looked up
+        for role, name, sums in additions:  # only after all matches of the day have been looked up
             book.add(role, name, sums)
     return found
 
 
 class _Sums(NamedTuple):
-    """Of some balls, by outcome; the last column of the first two is wides."""
+    """Sums over some balls, by outcome; the last column of the first two is wides."""
 
     seen: Floats
     expected: Floats
-    overs: float  # of their overs' numbers
+    overs: float  # sum of the overs' numbers
 
 
 class _Record:
-    """All balls so far, and those of late: of one player, team or ground."""
+    """All balls so far, and recent ones, of one player, team or ground."""
 
     __slots__ = ("_expected", "_late_expected", "_late_seen", "_overs", "_seen")
 
@@ -129,7 +186,7 @@ class _Book:
         )
 
     def additions(self, cells_of: MatchCells) -> Iterable[_Addition]:
-        """What a match adds to each record, by the figures from before it."""
+        """What a match adds to each record, computed with the figures from before it."""
         match, cells = cells_of
         for innings, of_innings in zip(match.innings, cells, strict=True):
             if not innings.deliveries:
@@ -162,7 +219,7 @@ class _Book:
         return np.zeros(NUM_FIGURES) if record is None else record.summary(self._usual)
 
     def _figures_of(self, role: str, names: list[str]) -> Floats:
-        """The figures of each name, one row a ball."""
+        """The figures of each name, one row per ball."""
         known = {name: self._records.get((role, name)) for name in set(names)}
         figures = {
             name: self._nothing if record is None else record.figures(self._usual) for name, record in known.items()

@@ -1,4 +1,4 @@
-"""Cricsheet's JSON (versions 1.0 and 1.1) → matches. What is not as its format says is told by file and record."""
+"""Read matches from Cricsheet's JSON (versions 1.0 and 1.1); errors name the file and the record."""
 
 import json
 from collections.abc import Iterator
@@ -6,44 +6,45 @@ from datetime import date
 from typing import Any
 
 from lockstep.errors import UserError
-from lockstep.recipes.cricket.archive import MatchFile, read_match_files
 from lockstep.recipes.cricket.match import Delivery, Innings, Match, outcome_of
+from lockstep.recipes.cricket.match_files import MatchFile, read_match_files
 
 _EXTRAS = {"byes", "legbyes", "noballs", "penalty", "wides"}
-_MOST_RUNS = 30  # off one ball, with all extras: 286 were once run, but not in Cricsheet's time
-_MOST_OVERS = 1_000  # of an innings
-_MOST_BALLS = 60  # of an over
-_MOST_INNINGS = 40
-_SHORT = {"T20": 20, "IT20": 20}  # overs of an innings by the kind of match; a few files say 50
+_MAX_RUNS = 30  # off one ball, with all extras
+_MAX_OVERS = 1_000  # of an innings
+_MAX_BALLS = 60  # of an over
+_MAX_INNINGS = 40
+_SHORT = {"T20": 20, "IT20": 20}  # overs of an innings by type of match; a few files wrongly say 50
 _USUAL_BALLS = 6  # of an over
 _USUAL_POWERPLAY = 6  # overs
 
 
 def read_matches(path: str) -> list[Match]:
-    """All matches of an archive, a folder or a file, by date."""
+    """Return all matches of an archive, a folder or a file, sorted by date."""
     matches = sorted(map(read_match, read_match_files(path)), key=lambda match: (match.date, match.name))
     if not any(innings.deliveries for match in matches for innings in match.innings):
-        raise UserError(f"data.path={path}: no ball was bowled in any of {len(matches)} matches")
+        raise UserError(f"data.path={path}: no ball was bowled in any of the {len(matches)} matches")
     names: set[str] = set()
     for match in matches:
         if match.name in names:
-            raise UserError(f"data.path={path}: the match {match.name} is there twice")
+            raise UserError(f"data.path={path}: the match {match.name} occurs twice")
         names.add(match.name)
     return matches
 
 
 def read_match(file: MatchFile) -> Match:
+    """Parse and check one match file."""
     try:
         content = json.loads(file.text)
     except RecursionError:
         raise UserError(f"{file.place}: not a match file: nested too deeply") from None
-    except ValueError as error:  # also what is no UTF-8, and numbers of thousands of digits
+    except ValueError as error:  # also invalid UTF-8, and numbers with thousands of digits
         raise UserError(f"{file.place}: not JSON: {error}") from None
     return _MatchReader(file).match(content)
 
 
 class _MatchReader:
-    """Reads one match's content. `_place` is where it is, for the message if something is wrong there."""
+    """Reads the content of one match. `_place` says where it is, for error messages."""
 
     def __init__(self, file: MatchFile) -> None:
         self._file = file
@@ -59,14 +60,14 @@ class _MatchReader:
         teams = self._list_of_names(info, "teams")
         if len(teams) != 2:
             raise self._fault(f"teams: expected two, got {len(teams)}")
-        self._balls_per_over = self._count(info, "balls_per_over", 1, _MOST_BALLS, _USUAL_BALLS)
+        self._balls_per_over = self._count(info, "balls_per_over", 1, _MAX_BALLS, _USUAL_BALLS)
         day = self._day(info)
         venue = self._checked(info.get("venue", ""), str, "venue")
         kind = self._checked(info.get("match_type", ""), str, "match_type")
-        overs = min(self._count(info, "overs", 1, _MOST_OVERS, _MOST_OVERS), _SHORT.get(kind, _MOST_OVERS))
+        overs = min(self._count(info, "overs", 1, _MAX_OVERS, _MAX_OVERS), _SHORT.get(kind, _MAX_OVERS))
         self._place = ""
         listed = self._field(content, "innings", list)
-        if len(listed) > _MOST_INNINGS:
+        if len(listed) > _MAX_INNINGS:
             raise self._fault(f"{len(listed)} innings")
         innings = tuple(self._innings(each, number, teams, overs) for number, each in enumerate(listed, 1))
         return Match(self._file.name, day, venue, self._balls_per_over, innings)
@@ -76,11 +77,11 @@ class _MatchReader:
         record = self._checked(value, dict, "an innings")
         team = self._field(record, "team", str)
         if team not in teams:
-            raise self._fault(f"team {team!r} is none of {' and '.join(map(repr, teams))}")
+            raise self._fault(f"team {team!r} is not one of {' and '.join(map(repr, teams))}")
         target, max_overs = self._target(record, overs)
         is_forfeited = record.get("forfeited") is True
         listed = record.get("overs", []) if is_forfeited else self._field(record, "overs", list)
-        if len(listed) > _MOST_OVERS:
+        if len(listed) > _MAX_OVERS:
             raise self._fault(f"{len(listed)} overs")
         powerplay = self._powerplay(record)
         deliveries = tuple(
@@ -94,29 +95,29 @@ class _MatchReader:
             return None, overs
         target = self._field(innings, "target", dict)
         allowed = target.get("overs", overs)
-        if isinstance(allowed, bool) or not isinstance(allowed, int | float) or not 0 < allowed <= _MOST_OVERS:
+        if isinstance(allowed, bool) or not isinstance(allowed, int | float) or not 0 < allowed <= _MAX_OVERS:
             raise self._fault(f"target: overs: expected a number of overs, got {allowed!r}")
         runs = self._count(target, "runs", 0, 10_000, None) if "runs" in target else None
         return runs, float(allowed)
 
     def _powerplay(self, innings: dict[str, Any]) -> int:
-        """The overs of restrictions at the start; written as `to: 5.6`, over and ball of the last."""
+        """Overs with restrictions at the start; the file says `to: 5.6`, the over and ball of the last."""
         last = 0
         for each in self._checked(innings.get("powerplays", []), list, "powerplays"):
             record = self._checked(each, dict, "powerplays: an entry")
             begin, end = record.get("from"), record.get("to")
-            if not (isinstance(begin, int | float) and isinstance(end, int | float) and 0 <= begin <= _MOST_OVERS):
-                raise self._fault(f"powerplays: from {begin!r} to {end!r}: expected over and ball, as 5.6")
-            if begin < 1 and 0 <= end <= _MOST_OVERS:
+            if not (isinstance(begin, int | float) and isinstance(end, int | float) and 0 <= begin <= _MAX_OVERS):
+                raise self._fault(f"powerplays: from {begin!r} to {end!r}: expected over and ball, such as 5.6")
+            if begin < 1 and 0 <= end <= _MAX_OVERS:
                 last = max(last, int(end) + 1)
         return last or _USUAL_POWERPLAY
 
     def _over(self, value: Any, innings: int, position: int) -> Iterator[Delivery]:
         self._place = f"innings {innings}, over entry {position}: "
         record = self._checked(value, dict, "an over")
-        over = self._count(record, "over", 0, _MOST_OVERS, None)
+        over = self._count(record, "over", 0, _MAX_OVERS, None)
         deliveries = self._field(record, "deliveries", list)
-        if len(deliveries) > _MOST_BALLS:
+        if len(deliveries) > _MAX_BALLS:
             raise self._fault(f"{len(deliveries)} deliveries")
         for number, each in enumerate(deliveries, 1):
             self._place = f"innings {innings}, over {over}, delivery {number}: "
@@ -125,7 +126,7 @@ class _MatchReader:
     def _delivery(self, value: Any, over: int) -> Delivery:
         record = self._checked(value, dict, "a delivery")
         runs = self._field(record, "runs", dict)
-        off_bat, extra, total = (self._count(runs, kind, 0, _MOST_RUNS, None) for kind in ("batter", "extras", "total"))
+        off_bat, extra, total = (self._count(runs, kind, 0, _MAX_RUNS, None) for kind in ("batter", "extras", "total"))
         if total != off_bat + extra:
             raise self._fault(f"runs: {off_bat} off the bat and {extra} extras are not {total} in total")
         extras = self._extras(record)
@@ -150,8 +151,8 @@ class _MatchReader:
         extras: dict[str, Any] = self._field(delivery, "extras", dict)
         for kind in extras:
             if kind not in _EXTRAS:
-                raise self._fault(f"extras: {kind!r} is none of {', '.join(sorted(_EXTRAS))}")
-            self._count(extras, kind, 0, _MOST_RUNS, None)
+                raise self._fault(f"extras: {kind!r} is not one of {', '.join(sorted(_EXTRAS))}")
+            self._count(extras, kind, 0, _MAX_RUNS, None)
         return extras
 
     def _out(self, delivery: dict[str, Any]) -> tuple[str, ...]:
@@ -163,7 +164,7 @@ class _MatchReader:
             self._field(wicket, "kind", str)
             out.append(self._person(wicket, "player_out"))
         if not out:
-            raise self._fault("wickets: expected who was out, got an empty list")
+            raise self._fault("wickets: expected the players out, got an empty list")
         return tuple(out)
 
     def _person(self, record: dict[str, Any], role: str) -> str:
@@ -178,14 +179,14 @@ class _MatchReader:
         try:
             return date.fromisoformat(days[0]).isoformat()
         except (ValueError, IndexError):
-            raise self._fault(f"dates: expected days as 2016-06-20, got {days!r:.60}") from None
+            raise self._fault(f"dates: expected dates such as 2016-06-20, got {days!r:.60}") from None
 
     def _list_of_names(self, record: dict[str, Any], name: str) -> list[str]:
         return [self._checked(each, str, f"{name}: an entry") for each in self._field(record, name, list)]
 
     def _count(self, record: dict[str, Any], name: str, least: int, most: int, default: int | None) -> int:
         value = record.get(name, default)
-        if type(value) is not int:  # not isinstance: True is no number of runs
+        if type(value) is not int:  # not isinstance: True is not a number of runs
             raise self._fault(f"{name}: {_expected(int, value, name in record)}")
         if not least <= value <= most:
             raise self._fault(f"{name}: expected {least} to {most}, got {value}")
@@ -206,7 +207,7 @@ class _MatchReader:
         return UserError(f"{self._file.place}: {self._place}{what}")
 
 
-_KINDS = {dict: "an object", list: "a list", str: "a text", int: "a whole number"}
+_KINDS = {dict: "an object", list: "a list", str: "a string", int: "a whole number"}
 
 
 def _expected(kind: type[Any], value: Any, is_there: bool) -> str:

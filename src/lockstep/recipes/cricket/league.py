@@ -1,25 +1,91 @@
-"""From matches to what is trained on: split, table model, careers and records, in the order that lets nothing leak."""
+"""Prepare matches for training: split, table model, careers and tensors, in an order that leaks nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
-from lockstep.recipes.cricket.careers import InningsCareers, MatchCells, careers_before
-from lockstep.recipes.cricket.match import Innings, Match
-from lockstep.recipes.cricket.records import InningsRecord, record
-from lockstep.recipes.cricket.split import Rule, split_matches
-from lockstep.recipes.cricket.state import InningsState, describe
-from lockstep.recipes.cricket.table import Balls, Table, fit
+from lockstep.recipes.cricket.careers import Balls, InningsCareers, MatchCells, Table, careers_before, fit_table
+from lockstep.recipes.cricket.innings_state import NUM_NUMBERS, InningsState, describe_innings
+from lockstep.recipes.cricket.match import NUM_OUTCOMES, Delivery, Innings, Match, Rule, split_matches
 
-_CHECK_EVERY = 5  # training matches, to choose the table's smoothing
+ROLES = ("batter", "non_striker", "bowler")
+NUM_INPUTS = NUM_NUMBERS + NUM_OUTCOMES  # of a ball: the state, and the innings so far
+NUM_RESULTS = NUM_OUTCOMES + 2  # the outcomes, a wide, a no-ball
+
+_INNINGS_SHRINKAGE = 30.0  # pseudo-balls at the base rate
+_WIDE, _NO_BALL = NUM_OUTCOMES, NUM_OUTCOMES + 1
+
+
+class InningsRecord(NamedTuple):
+    """An innings as tensors: everything that its graph is made of."""
+
+    match: str
+    numbers: Tensor  # (balls, …)
+    overs: Tensor  # (balls)
+    cells: Tensor  # (balls)
+    outcomes: Tensor  # (balls)
+    results: Tensor  # (balls): what is sent to later balls
+    players: Tensor  # (roles, balls): rows of the two below
+    identities: Tensor  # (players); 0: unknown
+    figures: Tensor  # (players, …)
+    setting: Tensor  # (1, …)
+
+
+def innings_record(
+    match: str,
+    innings: Innings,
+    state: InningsState,
+    careers: InningsCareers,
+    table: Table,
+    identities: Mapping[str, int],
+) -> InningsRecord:
+    """Convert an innings to tensors."""
+    places = {name: place for place, name in enumerate(careers.players)}
+    balls = innings.deliveries
+    players = [[places[getattr(ball, role)] for ball in balls] for role in ROLES]
+    return InningsRecord(
+        match,
+        torch.from_numpy(np.concatenate([state.numbers, _innings_so_far(innings, state, table)], axis=1)),
+        torch.from_numpy(state.overs),
+        torch.from_numpy(state.cells),
+        torch.tensor([ball.outcome for ball in balls]),
+        torch.tensor([_result(ball) for ball in balls]),
+        torch.tensor(players),
+        torch.tensor([identities.get(name, 0) for name in careers.players]),
+        torch.from_numpy(np.stack(list(careers.players.values()))),
+        torch.from_numpy(careers.setting)[None],
+    )
+
+
+def _innings_so_far(innings: Innings, state: InningsState, table: Table) -> NDArray[np.float32]:
+    """Before each ball: log(seen / expected) of each outcome in this innings, shrunk to 0 at its start."""
+    outcomes = np.array([ball.outcome for ball in innings.deliveries])
+    seen, expected = np.eye(NUM_OUTCOMES)[outcomes], table.chances[state.cells]
+    usual = _INNINGS_SHRINKAGE * table.base
+    before = [np.cumsum(each, axis=0) - each + usual for each in (seen, expected)]
+    return np.asarray(2 * np.log(before[0] / before[1]), np.float32)
+
+
+def _result(ball: Delivery) -> int:
+    if ball.outcome == 0 and (ball.is_wide or ball.is_no_ball):
+        return _WIDE if ball.is_wide else _NO_BALL
+    return ball.outcome
+
+
+_CHECK_EVERY = 5  # every fifth training match serves to choose the table's smoothing
 
 
 class League(NamedTuple):
+    """The training and test sets, and what they were prepared with."""
+
     train: list[InningsRecord]
     test: list[InningsRecord]
     table: Table
-    num_players: int  # that are known from training
+    num_players: int  # known from training
 
 
 class _Described(NamedTuple):
@@ -28,14 +94,14 @@ class _Described(NamedTuple):
 
 
 def make_league(matches: Sequence[Match], rule: Rule, share: float, evaluate_on: str) -> League:
-    """`matches` by date. To evaluate on validation: the test matches are left out, and others held out instead."""
+    """Prepare matches, sorted by date. For validation, test matches are dropped and other matches held out instead."""
     split = split_matches(matches, rule, share, "test")
     if evaluate_on == "validation":
         split = split_matches(split.train, rule, share, "validation")
     train, test = ([_described(match) for match in part] for part in split)
     table = _table_of(train)
     identities = _identities(split.train)
-    # Training sees nothing of the test matches; a test match's players bring all that came before its day.
+    # Training sees nothing of the test matches; careers in a test match include everything before its day.
     names = frozenset(match.name for match in split.train)
     before_train = _careers(train, table, names)
     before_test = _careers(
@@ -52,7 +118,9 @@ def make_league(matches: Sequence[Match], rule: Rule, share: float, evaluate_on:
 
 
 def _described(match: Match) -> _Described:
-    states = [describe(each, _stage(each, number), match.balls_per_over) for number, each in enumerate(match.innings)]
+    states = [
+        describe_innings(each, _stage(each, number), match.balls_per_over) for number, each in enumerate(match.innings)
+    ]
     return _Described(match, states)
 
 
@@ -61,10 +129,10 @@ def _stage(innings: Innings, number: int) -> int:
 
 
 def _table_of(train: Sequence[_Described]) -> Table:
-    """Its smoothing is what does best on every fifth of the training matches, for a table of the others."""
+    """Its smoothing is chosen on every fifth training match, with a table of the others."""
     check = train[::_CHECK_EVERY]
     rest = [each for number, each in enumerate(train) if number % _CHECK_EVERY] or train
-    return fit(_balls(train), _balls(check), _balls(rest))
+    return fit_table(_balls(train), _balls(check), _balls(rest))
 
 
 def _balls(matches: Sequence[_Described]) -> Balls:
@@ -83,7 +151,7 @@ def _careers(
 
 
 def _identities(train: Sequence[Match]) -> dict[str, int]:
-    """Numbers from 1 for everybody who has batted or bowled in training; 0 is for strangers."""
+    """Numbers from 1 for everybody who batted or bowled in training; 0 means unknown."""
     found: dict[str, int] = {}
     for match in train:
         for innings in match.innings:
@@ -100,7 +168,7 @@ def _records(
     identities: dict[str, int],
 ) -> list[InningsRecord]:
     return [
-        record(match.name, innings, state, careers[match.name, number], table, identities)
+        innings_record(match.name, innings, state, careers[match.name, number], table, identities)
         for match, states in matches
         for number, (innings, state) in enumerate(zip(match.innings, states, strict=True))
         if innings.deliveries

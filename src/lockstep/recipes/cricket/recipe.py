@@ -1,60 +1,29 @@
-"""Run it: `lockstep train cricket`, or `lockstep train cricket data.path=t20s_json.zip epochs=5 batch.global=32`."""
+"""The cricket recipe: `lockstep train cricket`, or `lockstep train cricket data.path=t20s_json.zip epochs=5`."""
 
 from collections.abc import Mapping
 from functools import cached_property
 from importlib.util import find_spec
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor, nn
 
-from lockstep.config.fields import Count, Flag, Frozen
-from lockstep.config.schema import Config
-from lockstep.data.evaluation import EvaluationLoader
+from lockstep.data.evaluation_loader import EvaluationLoader
 from lockstep.errors import UserError
-from lockstep.metrics.tally import Part
-from lockstep.recipes.cricket.calibration import CalibrationError, LossByOutcome, Reliability, picture
+from lockstep.metrics.aggregator import MetricValue
+from lockstep.recipes.cricket import CricketConfig
+from lockstep.recipes.cricket.calibration import CalibrationError, LossByOutcome, Reliability, draw_calibration
 from lockstep.recipes.cricket.cricsheet import read_matches
 from lockstep.recipes.cricket.league import League, make_league
 from lockstep.recipes.cricket.match import NUM_OUTCOMES
 from lockstep.recipes.cricket.synthetic import synthetic_matches
-from lockstep.recipes.heads import Heads
 from lockstep.train.recipe import Splits
 from lockstep.train.run import Run
 
-Share = Annotated[float, Field(ge=0, lt=1, strict=True, allow_inf_nan=False)]
-
-
-class CricketModel(Frozen):
-    width: Count = 64
-    depth: Count = 2  # blocks of message passing
-    heads: Heads = 4
-    members: Count = 1  # networks that learn apart and are averaged; as many times slower
-    identity_width: Count = 16  # of what is learned of each player
-    dropout: Share = 0.15
-    identity_dropout: Share = 0.8  # players of a batch that are taken for strangers
-    class_weights: Literal["none", "sqrt", "balanced"] = "none"  # others spoil the calibration
-
-
-class CricketData(Frozen):
-    path: str | None = None  # Cricsheet's JSON: a zip, a folder or a file; synthetic matches if there is none
-    matches: Count = 300  # synthetic ones
-    split: Literal["match", "date"] = "date"  # the test: the latest matches, or some by a hash of their name
-    test_share: Annotated[float, Field(gt=0, lt=1, strict=True, allow_inf_nan=False)] = 0.2
-    evaluate_on: Literal["test", "validation"] = "test"  # validation: held out of the training matches, to tune on
-    memory: Count = 8  # balls that each ball looks back at
-    picture: Flag = True  # of the calibration at the end, with matplotlib
-
-
-class CricketConfig(Config):
-    model: CricketModel = CricketModel()
-    data: CricketData = CricketData()
-
 
 class Cricket:
-    """Chances of the next ball. One sample is an innings; losses and metrics are counted by ball."""
+    """Predicts the outcome of the next ball. A sample is an innings; losses and metrics count balls."""
 
     config_class = CricketConfig
 
@@ -73,14 +42,14 @@ class Cricket:
 
     @cached_property
     def class_weights(self) -> Tensor:
-        """With a mean of 1 over the training's balls."""
+        """Weights of the outcomes, with a mean of 1 over the balls of the training set."""
         power = {"none": 0.0, "sqrt": -0.5, "balanced": -1.0}[self._config.model.class_weights]
         base = torch.from_numpy(self.league.table.base)
         weights = base**power
         return (weights / (weights * base).sum()).float()
 
     def model(self, config: CricketConfig) -> nn.Module:
-        from lockstep.recipes.cricket.network import CricketNet, Panel, Sizes
+        from lockstep.recipes.cricket.cricket_network import CricketEnsemble, CricketNet, Sizes
 
         settings = config.model
         sizes = Sizes(
@@ -92,7 +61,7 @@ class Cricket:
             heads=settings.heads,
         )
         log_table = torch.from_numpy(self.league.table.chances).log().float()
-        return Panel(
+        return CricketEnsemble(
             [
                 CricketNet(log_table.clone(), sizes, settings.dropout, settings.identity_dropout)
                 for _ in range(settings.members)
@@ -100,21 +69,21 @@ class Cricket:
         )
 
     def data(self, config: CricketConfig) -> Splits:
-        from lockstep.recipes.cricket.graphs import InningsGraphs, collate
+        from lockstep.recipes.cricket.graphs import InningsGraphs, collate_graphs
 
         train, test = (InningsGraphs(part, config.data.memory) for part in (self.league.train, self.league.test))
-        return Splits(train, test, collate)
+        return Splits(train, test, collate_graphs)
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
         scores, outcomes = model(batch), batch["ball"].y
         weights = None
         if self._config.model.class_weights != "none":
             weights = self.class_weights.to(outcomes.device)
-        members = len(scores) // len(outcomes)  # each learns from all balls
+        members = len(scores) // len(outcomes)  # each member learns from all balls
         total = F.cross_entropy(scores, outcomes.repeat(members), weight=weights, reduction="sum")
         return total / members, len(outcomes)
 
-    def metrics(self, model: nn.Module, batch: Any) -> Mapping[str, Part]:
+    def metrics(self, model: nn.Module, batch: Any) -> Mapping[str, MetricValue]:
         scores, outcomes = model(batch), batch["ball"].y
         losses, table_losses, base_losses = (
             F.cross_entropy(each, outcomes, reduction="none").double()
@@ -126,28 +95,28 @@ class Cricket:
             "accuracy": ((scores.argmax(1) == outcomes).sum(), count),
             "log_loss_table": (table_losses.sum(), count),
             "log_loss_base": (base_losses.sum(), count),
-            "improvement": ((table_losses - losses).sum(), table_losses.sum()),  # over the table, as a share
+            "improvement": ((table_losses - losses).sum(), table_losses.sum()),  # relative to the table model
             "calibration_error": CalibrationError(scores.softmax(1), outcomes),
             "log_loss_by_outcome": LossByOutcome(losses, outcomes),
         }
 
     def conclude(self, run: Run, model: nn.Module, config: CricketConfig) -> None:
-        """Show how chances and frequencies agree, for the network and for the models to beat."""
+        """Draw how probabilities and frequencies agree, for the network and for the baselines."""
         if not config.data.picture:
             return
         splits = self.data(config)
         loader = EvaluationLoader(splits.test, config.evaluation_batch, run.world, collate=splits.collate)
         found = run.evaluate(model, loader, self._reliabilities)
         if run.world.is_main:
-            run.log_image("reliability", picture(list(found.items())))
+            run.log_image("reliability", draw_calibration(list(found.items())))
 
-    def _reliabilities(self, model: nn.Module, batch: Any) -> Mapping[str, Part]:
+    def _reliabilities(self, model: nn.Module, batch: Any) -> Mapping[str, MetricValue]:
         outcomes = batch["ball"].y
         scores = {"network": model(batch), "table": self._table(batch), "base rate": self._base(batch)}
         return {name: Reliability(each.softmax(1), outcomes) for name, each in scores.items()}
 
     def _table(self, batch: Any) -> Tensor:
-        """The table model's log-chances of each ball."""
+        """The table model's log-probabilities for each ball."""
         cells = batch["ball"].cell
         return torch.from_numpy(self.league.table.chances).log().float().to(cells.device)[cells]
 

@@ -1,8 +1,8 @@
-"""Synthetic matches: cricket that nobody played, in Cricsheet's own JSON, for when there is no data at hand.
+"""Synthetic matches in Cricsheet's JSON, for when there is no data at hand.
 
-Teams and players are invented and named so. Batters differ in how hard they hit and how rarely they get out, bowlers
-in what they allow; batters settle in, hit out in the last overs, and chase. So there is something to learn beyond over
-and wickets. Matches are made by number and do not depend on a run's seed: they are data.
+Teams and players are invented, and named so. Batters differ in how hard they hit and how rarely they get out, bowlers
+in what they concede; batters settle in, hit out in the last overs, and chase targets. So there is something to learn
+beyond over and wickets. Matches are made by number and do not depend on a run's seed: they are data.
 """
 
 import json
@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.recipes.cricket.archive import MatchFile
 from lockstep.recipes.cricket.cricsheet import read_match
 from lockstep.recipes.cricket.match import Match
-from lockstep.world.randomness import key_of
+from lockstep.recipes.cricket.match_files import MatchFile
+from lockstep.world.keyed_random import key_of
 
 _NUM_TEAMS = 8
 _NUM_PLAYERS = 11
@@ -25,15 +25,15 @@ _OVERS = 20
 _WIDES, _NO_BALLS = 0.035, 0.005
 _RUNS = (0, 1, 2, 3, 4, 6, 0)  # of each outcome; the last is a wicket
 _USUAL = np.log([0.40, 0.34, 0.07, 0.005, 0.095, 0.04, 0.05])
-# What a hitter's, a safe batter's, a mean bowler's and a hurried batter's balls have more and less of.
+# Changes of the log-odds of outcomes for a hitter, a safe batter, an economical bowler and a hurried batter.
 _HITTING = np.array([-0.1, -0.2, 0.0, 0.0, 0.6, 1.0, 0.3])
 _SAFETY = np.array([0.0, 0.15, 0.1, 0.0, 0.0, -0.1, -1.0])
-_MEANNESS = np.array([0.5, 0.0, -0.2, -0.2, -0.6, -0.7, 0.4])
+_ECONOMY = np.array([0.5, 0.0, -0.2, -0.2, -0.6, -0.7, 0.4])
 _HURRY = np.array([-0.4, 0.1, 0.2, 0.0, 0.2, 0.6, 0.4])
 
 
 def synthetic_matches(count: int) -> list[Match]:
-    """By date, read as real ones are."""
+    """Return synthetic matches by date, read like real ones."""
     return [
         read_match(MatchFile(name, f"the synthetic match {name}", json.dumps(content).encode()))
         for name, content in synthetic_contents(count)
@@ -41,7 +41,7 @@ def synthetic_matches(count: int) -> list[Match]:
 
 
 def synthetic_contents(count: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The name of each match, and what its file would hold."""
+    """Yield the name of each match and the content of its file."""
     teams = [_Team(number) for number in range(_NUM_TEAMS)]
     for number in range(count):
         yield f"synthetic-{number:05}", _Play(number, teams).content()
@@ -52,11 +52,11 @@ class _Team:
         draw = np.random.default_rng(key_of(0, "synthetic team", number))
         self.name = f"Synthetic Team {number + 1}"
         self.players = [f"Synthetic Player {number + 1}-{place + 1}" for place in range(_NUM_PLAYERS)]
-        # The order of batting is that of skill, roughly.
+        # The batting order follows skill, roughly.
         skill = np.linspace(0.6, -0.9, _NUM_PLAYERS)
         self.hitting = skill / 2 + draw.normal(0, 0.6, _NUM_PLAYERS)
         self.safety = skill + draw.normal(0, 0.4, _NUM_PLAYERS)
-        self.meanness = draw.normal(0, 0.5, _NUM_PLAYERS)
+        self.economy = draw.normal(0, 0.5, _NUM_PLAYERS)
 
 
 class _Play:
@@ -131,7 +131,7 @@ class _Play:
         self, batting: _Team, bowling: _Team, at_bat: list[int], bowler: int, scores: NDArray[np.float64]
     ) -> dict[str, Any]:
         striker = batting.players[at_bat[0]]
-        # Past the last batter there is nobody at the other end: that innings is over.
+        # After the last batter there is no partner: the innings is over.
         partner = batting.players[min(at_bat[1], _NUM_PLAYERS - 1)]
         ball: dict[str, Any] = {"batter": striker, "bowler": bowling.players[bowler], "non_striker": partner}
         chance = self._draw.random()
@@ -153,7 +153,7 @@ def _scores(batting: _Team, bowling: _Team, batter: int, bowler: int, faced: int
         _USUAL
         + (batting.hitting[batter] + 0.5 * settled) * _HITTING
         + (batting.safety[batter] + 0.6 * settled) * _SAFETY
-        + bowling.meanness[bowler] * _MEANNESS
+        + bowling.economy[bowler] * _ECONOMY
         + hurry * _HURRY
     )
 

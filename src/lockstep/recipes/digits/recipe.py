@@ -1,41 +1,26 @@
-"""Run it: `lockstep train digits`, or `lockstep train digits -n 2 optim.lr=1e-3 model.width=64 data.path=FOLDER`."""
+"""The digits recipe: `lockstep train digits`, or `lockstep train digits -n 2 optim.lr=1e-3 data.path=FOLDER`."""
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from lockstep.config.fields import Count, Frozen, Whole
-from lockstep.config.schema import Config
 from lockstep.errors import UserError
-from lockstep.recipes.images.collection import Images, ImageSplits
-from lockstep.recipes.images.guesses import show_guesses
-from lockstep.recipes.images.source import load_images
+from lockstep.recipes.digits import DigitsConfig
+from lockstep.recipes.images.image_grid import show_guesses
+from lockstep.recipes.images.image_source import load_images
+from lockstep.recipes.images.image_splits import Images, ImageSplits
 from lockstep.train.recipe import Splits
 from lockstep.train.run import Run
 
-_SHRINKS = 4  # times, in each direction, before the last layer
-
-
-class DigitsModel(Frozen):
-    width: Count = 32  # channels of the first layer
-
-
-class DigitsData(Frozen):
-    path: str | None = None  # a folder in MNIST's or CIFAR's format; scikit-learn's digits if there is none
-    test_every: Count = 5  # of those, the image with index i is a test image when i % test_every == 0
-    show: Whole = 0  # test images to show after training, with the guesses
-
-
-class DigitsConfig(Config):
-    model: DigitsModel = DigitsModel()
-    data: DigitsData = DigitsData()
+_DOWNSAMPLING = 4  # in each direction, before the last layer
 
 
 class ConvNet(nn.Sequential):
-    """Its layers see the images' bytes as numbers from 0 to 1."""
+    """Layers that receive the images' bytes as floats from 0 to 1."""
 
     def forward(self, pixels: Tensor) -> Tensor:
         scores: Tensor = super().forward(pixels.float() / 255)  # type: ignore[no-untyped-call]
@@ -43,16 +28,22 @@ class ConvNet(nn.Sequential):
 
 
 class Digits:
-    """A convolutional classifier, as large as the images ask for."""
+    """A convolutional classifier, sized by the images. One instance per run, which loads the images once."""
 
     config_class = DigitsConfig
 
+    def __init__(self, config: DigitsConfig) -> None:
+        self._data = config.data
+
+    @cached_property
+    def images(self) -> ImageSplits:
+        return load_images(self._data.path, self._data.test_every)
+
     def model(self, config: DigitsConfig) -> nn.Module:
-        images = _images(config)
-        channels, height, width = images.shape
-        if min(height, width) < _SHRINKS:
+        channels, height, width = self.images.shape
+        if min(height, width) < _DOWNSAMPLING:
             raise UserError(
-                f"data.path={config.data.path}: {height} × {width} pixels: expected {_SHRINKS} or more a side"
+                f"data.path={config.data.path}: {height} × {width} pixels: expected {_DOWNSAMPLING} or more a side"
             )
         inner = config.model.width
         return ConvNet(
@@ -61,11 +52,11 @@ class Digits:
             *_conv_block(inner, 2 * inner),
             nn.MaxPool2d(2),
             nn.Flatten(),
-            nn.Linear(2 * inner * (height // _SHRINKS) * (width // _SHRINKS), len(images.classes)),
+            nn.Linear(2 * inner * (height // _DOWNSAMPLING) * (width // _DOWNSAMPLING), len(self.images.classes)),
         )
 
-    def data(self, config: DigitsConfig) -> Splits:
-        train, test, _ = _images(config)
+    def data(self, config: DigitsConfig) -> Splits:  # noqa: ARG002
+        train, test = self.images.train, self.images.test
         return Splits(TensorDataset(train.pixels, train.labels), TensorDataset(test.pixels, test.labels))
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
@@ -83,18 +74,13 @@ class Digits:
     def conclude(self, run: Run, model: nn.Module, config: DigitsConfig) -> None:
         """Show the first test images. All ranks ask the model: each may have only a part of it."""
         if config.data.show:
-            images = _images(config)
-            first = Images(*(tensor[: config.data.show] for tensor in images.test))
-            guesses = show_guesses(model, first, images.classes, run.world.device)
+            first = Images(*(tensor[: config.data.show] for tensor in self.images.test))
+            guesses = show_guesses(model, first, self.images.classes, run.world.device)
             run.log_image("guesses", guesses.picture)
             run.log_text("guesses", guesses.text)
 
 
-recipe = Digits()
-
-
-def _images(config: DigitsConfig) -> ImageSplits:
-    return load_images(config.data.path, config.data.test_every)
+recipe = Digits
 
 
 def _conv_block(inputs: int, outputs: int) -> list[nn.Module]:

@@ -1,6 +1,6 @@
-"""Projected gradient ascent on images: small changes that do the most harm, or the most good.
+"""Projected gradient ascent (PGD) on images: adversarial attacks, and pictures of where the ascent leads.
 
-Only gradients with respect to the images are asked for, so parameters keep the gradients that they had.
+Only gradients with respect to the images are computed, so parameters keep the gradients that they have.
 """
 
 from collections.abc import Callable
@@ -8,54 +8,55 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
-from lockstep.recipes.ebm.network import log_density
+from lockstep.recipes.ebm.energy_network import log_density
+from lockstep.recipes.images.image_grid import mosaic
 
-Height = Callable[[Tensor], Tensor]
-"""From images to one number for each, which must not depend on the other images."""
+ImageObjective = Callable[[Tensor], Tensor]
+"""Maps images to one number per image, which must not depend on the other images."""
 
-_LEAST_NORM = 1e-12  # of what is divided by it
+_MIN_NORM = 1e-12  # avoids division by zero
 
 
-class Climb(NamedTuple):
-    """So many steps of length `rate` up a height, never further than `radius` from the start (L2), nor out of 0 … 1."""
+class GradientAscent(NamedTuple):
+    """`steps` steps of length `rate`, within an L2 ball of `radius` around the start and within 0 … 1."""
 
     radius: float
     rate: float
     steps: int
 
-    def up(self, height: Height, start: Tensor, first: Tensor | None = None) -> Tensor:
-        """Where it leads; the first point is the start itself, or one near it."""
+    def maximize(self, objective: ImageObjective, start: Tensor, first: Tensor | None = None) -> Tensor:
+        """Maximize the objective. `first`: where to begin, if not at the start itself; the ball is around `start`."""
         start = start.detach()
         point = start if first is None else self._within(start, first.detach())
         for _ in range(self.steps):
-            point = self._within(start, point + self.rate * _unit(_slope(height, point)))
+            point = self._within(start, point + self.rate * _unit(_gradient(objective, point)))
         return point
 
     def _within(self, start: Tensor, point: Tensor) -> Tensor:
         change = point - start
         shrink = (self.radius / _norm(change)).clamp(max=1)
-        return (start + shrink * change).clamp(0, 1)  # the start is in the box, so this leads nearer to it
+        return (start + shrink * change).clamp(0, 1)  # clamping moves closer to the start, which is in the box
 
 
-def mislead(model: nn.Module, images: Tensor, labels: Tensor, climb: Climb) -> Tensor:
-    """Images near the given ones that the model is least likely to classify rightly."""
-    # From a point of the ball that is drawn: at the image itself the loss may be too flat to show a way.
-    first = images + climb.radius * torch.rand_like(images[:, :1, :1, :1]) * _unit(torch.randn_like(images))
-    return climb.up(lambda near: F.cross_entropy(model(near), labels, reduction="none"), images, first)
+def mislead(model: nn.Module, images: Tensor, labels: Tensor, ascent: GradientAscent) -> Tensor:
+    """Return images near the given ones that the model is least likely to classify correctly."""
+    # From a random point of the ball: at the image itself the loss may be too flat.
+    first = images + ascent.radius * torch.rand_like(images[:, :1, :1, :1]) * _unit(torch.randn_like(images))
+    return ascent.maximize(lambda near: F.cross_entropy(model(near), labels, reduction="none"), images, first)
 
 
-def disguise(model: nn.Module, images: Tensor, climb: Climb) -> Tensor:
-    """Images near the given ones that the model takes for its own data as much as possible."""
-    return climb.up(lambda near: log_density(model(near)), images)
+def disguise(model: nn.Module, images: Tensor, ascent: GradientAscent) -> Tensor:
+    """Return images near the given ones with the highest density under the model: outsiders disguised as data."""
+    return ascent.maximize(lambda near: log_density(model(near)), images)
 
 
-def _slope(height: Height, point: Tensor) -> Tensor:
-    with torch.enable_grad():  # evaluation is without
+def _gradient(objective: ImageObjective, point: Tensor) -> Tensor:
+    with torch.enable_grad():  # evaluation disables gradients
         point = point.detach().requires_grad_()
-        (slope,) = torch.autograd.grad(height(point).sum(), point)
-    return slope
+        (gradient,) = torch.autograd.grad(objective(point).sum(), point)
+    return gradient
 
 
 def _unit(directions: Tensor) -> Tensor:
@@ -63,6 +64,30 @@ def _unit(directions: Tensor) -> Tensor:
 
 
 def _norm(images: Tensor) -> Tensor:
-    """Of each image, with dimensions to divide by."""
+    """The norm of each image, keeping its dimensions."""
     norms: Tensor = torch.linalg.vector_norm(images, dim=(1, 2, 3), keepdim=True)
-    return norms.clamp(min=_LEAST_NORM)
+    return norms.clamp(min=_MIN_NORM)
+
+
+_ROWS = 6  # images per class
+
+
+def imagined(
+    model: nn.Module, shape: tuple[int, int, int], num_classes: int, ascent: GradientAscent, draw: Generator
+) -> Tensor:
+    """Return a picture with a column per class: faint noise, optimized for the score of that class."""
+    device = next(model.parameters()).device
+    start = (0.5 + 0.1 * torch.randn(_ROWS * num_classes, *shape, generator=draw)).clamp(0, 1).to(device)
+    classes = torch.arange(num_classes, device=device).repeat(_ROWS)
+
+    def score_of_class(images: Tensor) -> Tensor:
+        scores: Tensor = model(images)
+        return scores.gather(1, classes[:, None])[:, 0]
+
+    return mosaic(ascent.maximize(score_of_class, start), num_classes)
+
+
+def before_and_after(model: nn.Module, outsiders: Tensor, ascent: GradientAscent) -> Tensor:
+    """Return a picture with outsiders above, and below each of them its disguise."""
+    outsiders = outsiders.to(next(model.parameters()).device)
+    return mosaic(torch.cat([outsiders, disguise(model, outsiders, ascent)]), len(outsiders))

@@ -1,7 +1,7 @@
-"""The data: images with labels, and images that are none of them; in pairs for the recipe, or each by a loader.
+"""The data sets and loaders: images with labels, out-of-distribution images, and pairs of both.
 
-The recipe trains on pairs: sample i is image i, its label, and an outsider that is drawn anew in every epoch. For a
-loop of one's own there are `get_indist_dataloader` and `get_outdist_dataloader`, over the same sets.
+The recipe trains on pairs: sample i is image i, its label, and an outsider drawn anew in every epoch. For your own loop
+there are `get_indist_dataloader` and `get_outdist_dataloader`, over the same sets.
 """
 
 from typing import Any, NamedTuple
@@ -10,40 +10,39 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from lockstep.data.loader import LaneLoader
-from lockstep.data.samples import num_samples
+from lockstep.data.lane_loader import LaneLoader
+from lockstep.data.sample_source import dataset_length
 from lockstep.errors import UserError
 from lockstep.recipes.ebm.out_of_distribution import TRAINED, UNSEEN, GeneratedImages
-from lockstep.recipes.images.augmentation import Augmented
-from lockstep.recipes.images.collection import Images, ImageSplits
-from lockstep.recipes.images.source import load_images
+from lockstep.recipes.images.image_source import load_images
+from lockstep.recipes.images.image_splits import Augmented, Images, ImageSplits
 from lockstep.world.collectives import get_rank, get_world_size
 from lockstep.world.world import World
 
-FOLDER = "folder"  # the name of the user's own outsiders among the families of the test
+FOLDER = "folder"  # the family name of the user's own outsiders
 
-_SUPPLY = 2**20  # images that the generator has for training: a run draws from them, and hardly any twice
-_TEST_SEED = 0  # all runs are tested with the same outsiders, whatever their seed
+_NUM_GENERATED = 2**20  # outsiders to draw from in training: hardly any is drawn twice
+_TEST_SEED = 0  # all runs are tested with the same outsiders
 
 
 class Sources(NamedTuple):
-    """The images, and the user's own outsiders where there are any."""
+    """The images, and the user's own outsiders if there are any."""
 
     images: ImageSplits
     outsiders: ImageSplits | None
 
     @property
     def unseen_families(self) -> tuple[str, ...]:
-        """What the test's outsiders are, none of which training shows. (Of a folder, training has other images.)"""
+        """The outsider families of the test. None is used in training; of a folder, training uses other images."""
         return (*UNSEEN, *([] if self.outsiders is None else [FOLDER]))
 
 
 def open_sources(path: str | None, out_path: str | None, test_every: int = 5) -> Sources:
-    """`path`, `out_path`: folders of images in a standard format; scikit-learn's digits and the generator without."""
+    """Load images and outsiders from folders; by default, scikit-learn's digits and generated outsiders."""
     images = load_images(path, test_every)
     given = "the digits" if path is None else f"data.path={path}"
     if images.test.labels.min() == images.test.labels.max():
-        raise UserError(f"{given}: all test images are of one class: expected two or more to blend")
+        raise UserError(f"{given}: all test images have one class: expected two or more classes")
     if out_path is None:
         return Sources(images, None)
     outsiders = _load_outsiders(out_path, test_every)
@@ -63,7 +62,7 @@ def _load_outsiders(path: str, test_every: int) -> ImageSplits:
 
 
 class PlainImages(Dataset[Tensor]):
-    """Images alone, as floats from 0 to 1."""
+    """Images without labels, as floats from 0 to 1."""
 
     def __init__(self, images: Images) -> None:
         self._pixels = images.pixels
@@ -76,13 +75,13 @@ class PlainImages(Dataset[Tensor]):
 
 
 class LabelledImages(Dataset[tuple[Tensor, Tensor]]):
-    """Images of bytes, as floats from 0 to 1; each with its label."""
+    """Images converted from bytes to floats from 0 to 1, with labels."""
 
     def __init__(self, images: Dataset[Any]) -> None:
         self._images = images
 
     def __len__(self) -> int:
-        return num_samples(self._images)
+        return dataset_length(self._images)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         pixels, label = self._images[index]
@@ -90,12 +89,12 @@ class LabelledImages(Dataset[tuple[Tensor, Tensor]]):
 
 
 class Pairs(Dataset[tuple[Tensor, Tensor, Tensor]]):
-    """Training: each image with its label and an outsider. The loader's key for the sample draws which one."""
+    """The training set: each image with its label and an outsider, drawn from the loader's key for the sample."""
 
     def __init__(self, images: LabelledImages, outsiders: Dataset[Tensor]) -> None:
         self._images = images
         self._outsiders = outsiders
-        self._num_outsiders = num_samples(outsiders)
+        self._num_outsiders = dataset_length(outsiders)
 
     def __len__(self) -> int:
         return len(self._images)
@@ -105,15 +104,15 @@ class Pairs(Dataset[tuple[Tensor, Tensor, Tensor]]):
         return image, label, self._outsiders[int(torch.randint(self._num_outsiders, ()))]
 
 
-class ExaminedImages(Dataset[tuple[Tensor, Tensor, Tensor, Tensor]]):
-    """The test: each image with its label, an outsider of the kinds trained on, and one of each family that is not."""
+class EvaluationImages(Dataset[tuple[Tensor, Tensor, Tensor, Tensor]]):
+    """The test set: each image with its label, an outsider of the trained families, and one of each unseen family."""
 
     def __init__(self, sources: Sources) -> None:
         test = sources.images.test
         self._images = LabelledImages(TensorDataset(*test))
         self._known = _trained_outsiders(sources, test, _TEST_SEED)
         self._unseen: list[Any] = [
-            GeneratedImages({name: family}, test, _SUPPLY, _TEST_SEED) for name, family in UNSEEN.items()
+            GeneratedImages({name: family}, test, _NUM_GENERATED, _TEST_SEED) for name, family in UNSEEN.items()
         ]
         if sources.outsiders is not None:
             self._unseen.append(PlainImages(sources.outsiders.test))
@@ -123,12 +122,12 @@ class ExaminedImages(Dataset[tuple[Tensor, Tensor, Tensor, Tensor]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         image, label = self._images[index]
-        known = self._known[index % num_samples(self._known)]
+        known = self._known[index % dataset_length(self._known)]
         return image, label, known, torch.stack([family[index % len(family)] for family in self._unseen])
 
 
 def pairs(sources: Sources, seed: int, *, padding: int = 0, flip: bool = False) -> Pairs:
-    """`padding`, `flip`: how images are shifted and mirrored, anew in every epoch."""
+    """Return the training set; `padding` and `flip` augment images anew in every epoch."""
     train = sources.images.train
     return Pairs(LabelledImages(Augmented(train, padding, flip)), _trained_outsiders(sources, train, seed))
 
@@ -136,9 +135,9 @@ def pairs(sources: Sources, seed: int, *, padding: int = 0, flip: bool = False) 
 def get_indist_dataloader(
     sources: Sources, batch_size: int, *, world: World | None = None, seed: int = 0, lanes: int | None = None
 ) -> LaneLoader:
-    """Batches of (image, label), shared out over all processes: each training image once an epoch, none twice.
+    """Return a loader of (image, label), divided over all processes: each training image exactly once per epoch.
 
-    `batch_size` is that of all processes together. Give the loader to `run.steps(…)`, or take its `batches()`.
+    `batch_size` is that of all processes together. Pass the loader to `run.steps(…)`, or iterate over its `batches()`.
     """
     return _loader(LabelledImages(TensorDataset(*sources.images.train)), batch_size, world, seed, lanes)
 
@@ -146,20 +145,20 @@ def get_indist_dataloader(
 def get_outdist_dataloader(
     sources: Sources, batch_size: int, *, world: World | None = None, seed: int = 0, lanes: int | None = None
 ) -> LaneLoader:
-    """The same for images that are none of the data: the user's own, or generated ones of the trained families."""
+    """Return a loader of out-of-distribution images: the user's own, or generated ones of the trained families."""
     outsiders = _trained_outsiders(sources, sources.images.train, seed)
     return _loader(outsiders, batch_size, world, seed, lanes)
 
 
 def _loader(dataset: Dataset[Any], batch_size: int, world: World | None, seed: int, lanes: int | None) -> LaneLoader:
     place = World(rank=get_rank(), size=get_world_size()) if world is None else world
-    # Short, so that an epoch's last batch is all that is left, and every process still has equally many batches.
+    # A short last batch keeps every image, and every process still has the same number of batches.
     return LaneLoader(dataset, batch_size, place, lanes=lanes or "auto", seed=seed, tail="short")
 
 
 def _trained_outsiders(sources: Sources, originals: Images, seed: int) -> Any:
     if sources.outsiders is None:
-        return GeneratedImages(TRAINED, originals, _SUPPLY, seed)
+        return GeneratedImages(TRAINED, originals, _NUM_GENERATED, seed)
     return PlainImages(sources.outsiders.train)
 
 

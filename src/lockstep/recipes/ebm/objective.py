@@ -1,42 +1,52 @@
-"""What training asks of the model: to classify, also under attack; and to tell its data from disguised other images.
+"""The training loss, the metrics of an evaluation, and the curriculum between them.
 
     cross_entropy   −log p(y|x) at the image, plus `adversarial` × the same at its worst neighbour
     energy          `energy` × binary cross-entropy of log p(x): the image against a disguised outsider
-    r1              `r1` / 2 × |∇ log p(x)|² at the image: flat where the data is, so that it neither runs away
+    r1              `r1` / 2 × |∇ log p(x)|² at the image: keeps the density flat at the data, and so bounded
 
 A term of weight 0 is not computed. With all of them 0 this is a plain classifier.
 """
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lockstep.recipes.ebm.attack import Climb, disguise, mislead
-from lockstep.recipes.ebm.network import log_density
+from lockstep.metrics.aggregator import MetricValue
+from lockstep.metrics.classification import AUROC
+from lockstep.recipes.ebm.attack import GradientAscent, disguise, mislead
+from lockstep.recipes.ebm.energy_network import log_density
+from lockstep.train.callbacks import Callback
+
+if TYPE_CHECKING:
+    from lockstep.train.trainer import Trainer
+
 
 Terms = dict[str, tuple[Tensor, int]]
 
 
-class Weights(NamedTuple):
+class LossWeights(NamedTuple):
+    """Weights of the loss terms besides the cross-entropy of clean images."""
+
     adversarial: float
     energy: float
     r1: float
 
 
-PLAIN = Weights(0, 0, 0)
+PLAIN = LossWeights(0, 0, 0)
 
 
 class Attacks(NamedTuple):
-    """How training attacks: the data, to be misclassified; outsiders, to be taken for data."""
+    """The attacks of training: on data, to be misclassified; on outsiders, to be taken for data."""
 
-    inside: Climb
-    outside: Climb
+    inside: GradientAscent
+    outside: GradientAscent
 
 
-def terms_of(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor], weights: Weights, attacks: Attacks) -> Terms:
-    """The terms' sums over the batch's images, with their number."""
+def loss_terms(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor], weights: LossWeights, attacks: Attacks) -> Terms:
+    """Return each loss term as a sum over the batch's images, with their number."""
     images, labels, outsiders = batch
     images = images.detach().requires_grad_(weights.r1 > 0)
     scores = model(images)
@@ -44,8 +54,8 @@ def terms_of(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor], weights: We
     cross_entropy = F.cross_entropy(scores, labels, reduction="sum")
     if weights.adversarial:
         misleading = mislead(model, images, labels, attacks.inside)
-        harm = F.cross_entropy(model(misleading), labels, reduction="sum")
-        cross_entropy = cross_entropy + weights.adversarial * harm
+        adversarial = F.cross_entropy(model(misleading), labels, reduction="sum")
+        cross_entropy = cross_entropy + weights.adversarial * adversarial
     terms = {"cross_entropy": cross_entropy}
     if weights.energy:
         disguised = log_density(model(disguise(model, outsiders, attacks.outside)))
@@ -54,3 +64,75 @@ def terms_of(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor], weights: We
         (slope,) = torch.autograd.grad(density.sum(), images, create_graph=True)
         terms["r1"] = weights.r1 / 2 * slope.square().sum()
     return {name: (total, len(labels)) for name, total in terms.items()}
+
+
+class EvaluationAttacks(NamedTuple):
+    """The attacks of an evaluation: two that never change, and the one that training currently uses."""
+
+    inside: GradientAscent
+    outside: GradientAscent
+    in_training: GradientAscent
+
+
+def robustness_metrics(
+    model: nn.Module, batch: list[Tensor], families: tuple[str, ...], attacks: EvaluationAttacks
+) -> Mapping[str, MetricValue]:
+    """Return a chunk's part of each metric; see the recipe's README for what they mean."""
+    images, labels, known, unseen = batch
+    scores = model(images)
+    density = log_density(scores)
+    unseen_scores = model(unseen.flatten(0, 1)).unflatten(0, unseen.shape[:2])
+    unseen_density = unseen_scores.logsumexp(2)
+    # One family per image, in turn: attacks take most of the time.
+    places = torch.arange(len(images), device=images.device)
+    chosen = unseen[places, places % len(families)]
+    disguised = log_density(model(disguise(model, chosen, attacks.outside)))
+    as_trained = log_density(model(disguise(model, known, attacks.in_training)))
+    misleading = model(mislead(model, images, labels, attacks.inside))
+    count = len(labels)
+    return {
+        "accuracy": ((scores.argmax(1) == labels).sum(), count),
+        "robust_accuracy": ((misleading.argmax(1) == labels).sum(), count),
+        "auroc": _auroc(density, unseen_density),
+        "auroc_attacked": _auroc(density, disguised),
+        "auroc_confidence": _auroc(_confidence(scores), _confidence(unseen_scores)),
+        CRITERION: _auroc(density, as_trained),
+        **{f"auroc/{name}": _auroc(density, unseen_density[:, n]) for n, name in enumerate(families)},
+        "energy": (-density.sum(), count),
+        "energy_unseen": (-unseen_density.sum(), unseen_density.numel()),
+        "energy_disguised": (-disguised.sum(), count),
+    }
+
+
+def _auroc(inside: Tensor, outside: Tensor) -> AUROC:
+    """The probability that an image of the data has the higher value."""
+    values = torch.cat([inside, outside.flatten()])
+    return AUROC(values, torch.arange(len(values), device=values.device) < len(inside))
+
+
+def _confidence(scores: Tensor) -> Tensor:
+    """The highest class probability: the usual out-of-distribution score of a plain classifier."""
+    return scores.softmax(-1).amax(-1)
+
+
+CRITERION = "auroc_in_training"  # images against outsiders of the trained families, disguised as in training
+
+
+class Curriculum(Callback):
+    """Adds a step to the attack on outsiders after each evaluation that meets the goal. It is saved with the run."""
+
+    def __init__(self, first: int, last: int, goal: float) -> None:
+        self.steps = first
+        self._last = last
+        self._goal = goal
+
+    def on_evaluate(self, trainer: "Trainer", metrics: Mapping[str, Any]) -> None:
+        if metrics[CRITERION] >= self._goal and self.steps < self._last:
+            self.steps += 1
+            trainer.run.log(disguise_steps=self.steps)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.steps = state["steps"]

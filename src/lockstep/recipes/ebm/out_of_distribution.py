@@ -1,6 +1,6 @@
-"""Images that are none of the data: families of generated ones, some to train on, others that only the test knows.
+"""Generators of out-of-distribution images, in families: some to train on, others only for the test.
 
-Image number i of a set is a pure function of (seed, i), so that it is the same wherever and whenever it is asked for.
+Image number i of a set is a pure function of (seed, i), so it is the same wherever and whenever it is generated.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,15 +11,15 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 from torch.utils.data import Dataset
 
-from lockstep.recipes.images.collection import Images
-from lockstep.world.randomness import stream
+from lockstep.recipes.images.image_splits import Images
+from lockstep.world.keyed_random import stream
 
 Family = Callable[[Images, Generator], Tensor]
-"""Draws an image of the originals' shape, with values from 0 to 1; some families are made of the originals."""
+"""Draws an image of the originals' shape with values from 0 to 1; some families transform the originals."""
 
 
 class GeneratedImages(Dataset[Tensor]):
-    """So many images, of each family in turn."""
+    """`length` images, of each family in turn."""
 
     def __init__(self, families: Mapping[str, Family], originals: Images, length: int, seed: int) -> None:
         self._families = list(families.values())
@@ -36,13 +36,13 @@ class GeneratedImages(Dataset[Tensor]):
 
 
 def noise(originals: Images, draw: Generator) -> Tensor:
-    """Every pixel for itself, about a random brightness, from faint to full."""
+    """Independent pixels around a random brightness, with random contrast."""
     shape = _shape(originals)
     return (_between(0, 1, draw) + _between(0.05, 0.5, draw) * torch.randn(shape, generator=draw)).clamp(0, 1)
 
 
 def smoothed_noise(originals: Images, draw: Generator) -> Tensor:
-    """Clouds: coarse noise, enlarged smoothly, from black to white."""
+    """Clouds: coarse noise, interpolated smoothly, from black to white."""
     channels, height, width = _shape(originals)
     coarse = torch.rand(1, channels, *_few(2, max(3, height // 3), 2, draw), generator=draw)
     clouds = F.interpolate(coarse, (height, width), mode="bilinear", align_corners=True)[0]
@@ -51,7 +51,7 @@ def smoothed_noise(originals: Images, draw: Generator) -> Tensor:
 
 
 def gratings(originals: Images, draw: Generator) -> Tensor:
-    """A wave of some direction and length."""
+    """A sine wave of random direction and wavelength."""
     channels, height, width = _shape(originals)
     rows, columns = _places(height, width)
     angle, waves = _between(0, pi, draw), _between(1, min(height, width) / 3, draw)
@@ -60,7 +60,7 @@ def gratings(originals: Images, draw: Generator) -> Tensor:
 
 
 def patches(originals: Images, draw: Generator) -> Tensor:
-    """A few rectangles over each other, each of one colour."""
+    """A few overlapping rectangles of one colour each."""
     channels, height, width = _shape(originals)
     image = torch.rand(channels, 1, 1, generator=draw).expand(channels, height, width).clone()
     for _ in range(_few(1, 5, 1, draw)[0]):
@@ -71,7 +71,7 @@ def patches(originals: Images, draw: Generator) -> Tensor:
 
 
 def cut_ups(originals: Images, draw: Generator) -> Tensor:
-    """An original cut into 2 × 2 or 4 × 4 tiles, in another order; into pixels where its size does not allow that."""
+    """An original cut into 2 × 2 or 4 × 4 shuffled tiles, or into pixels if its size is not divisible."""
     image = _pick(originals, draw)
     channels, height, width = image.shape
     per_side = 2 ** _few(1, 2, 1, draw)[0]
@@ -79,11 +79,12 @@ def cut_ups(originals: Images, draw: Generator) -> Tensor:
         return image.flatten(1)[:, torch.randperm(height * width, generator=draw)].view(image.shape)
     tall, wide = height // per_side, width // per_side
     tiles = image.view(channels, per_side, tall, per_side, wide).permute(1, 3, 0, 2, 4).flatten(0, 1)
-    tiles = tiles[_another_order(len(tiles), draw)].view(per_side, per_side, channels, tall, wide)
+    tiles = tiles[_nontrivial_permutation(len(tiles), draw)].view(per_side, per_side, channels, tall, wide)
     return tiles.permute(2, 0, 3, 1, 4).reshape(image.shape)
 
 
 def checkerboards(originals: Images, draw: Generator) -> Tensor:
+    """A checkerboard of random field size and offset."""
     channels, height, width = _shape(originals)
     field, shift = _few(1, max(1, height // 4), 2, draw), _few(0, 3, 2, draw)
     rows = (torch.arange(height) + shift[0]) // field[0]
@@ -92,7 +93,7 @@ def checkerboards(originals: Images, draw: Generator) -> Tensor:
 
 
 def ramps(originals: Images, draw: Generator) -> Tensor:
-    """From one colour to another across the image, or outwards from a point of it."""
+    """A linear or radial gradient between two colours."""
     channels, height, width = _shape(originals)
     rows, columns = _places(height, width)
     if _between(0, 1, draw) < 0.5:
@@ -104,7 +105,7 @@ def ramps(originals: Images, draw: Generator) -> Tensor:
 
 
 def dots(originals: Images, draw: Generator) -> Tensor:
-    """Single pixels of full brightness on black; in colour, of any corner of the colour cube."""
+    """Single pixels of full brightness on black; with several channels, in random saturated colours."""
     shape = _shape(originals)
     is_dot = torch.rand(1, *shape[1:], generator=draw) < _between(0.05, 0.4, draw)
     bright = torch.rand(shape, generator=draw) < 0.5 if shape[0] > 1 else torch.ones(shape, dtype=torch.bool)
@@ -112,7 +113,7 @@ def dots(originals: Images, draw: Generator) -> Tensor:
 
 
 def scribbles(originals: Images, draw: Generator) -> Tensor:
-    """Near to handwriting: one or two strokes of a pen that wanders. A few of them will look like a letter."""
+    """Similar to handwriting: one or two strokes of a wandering pen. A few will look like a letter."""
     channels, height, width = _shape(originals)
     rows, columns = _places(height, width)
     ink = torch.zeros(height, width)
@@ -127,7 +128,7 @@ def scribbles(originals: Images, draw: Generator) -> Tensor:
 
 
 def blends(originals: Images, draw: Generator) -> Tensor:
-    """Near to the data: two originals of different classes laid over each other, half and half."""
+    """Similar to the data: the mean of two originals of different classes."""
     one, other = (int(index) for index in _two_of_different_classes(originals.labels, draw))
     return (originals.pixels[one].float() + originals.pixels[other].float()) / (2 * 255)
 
@@ -147,7 +148,7 @@ UNSEEN: dict[str, Family] = {
     "blends": blends,
 }
 
-_STROKE = 24  # points of it
+_STROKE = 24  # points per pen stroke
 
 
 def _shape(originals: Images) -> tuple[int, int, int]:
@@ -156,7 +157,7 @@ def _shape(originals: Images) -> tuple[int, int, int]:
 
 
 def _places(height: int, width: int) -> tuple[Tensor, Tensor]:
-    """Each pixel's row and column, from 0 to 1."""
+    """The row and column of each pixel, from 0 to 1."""
     return (torch.arange(height) + 0.5)[:, None] / height, (torch.arange(width) + 0.5) / width
 
 
@@ -170,7 +171,7 @@ def _few(least: int, most: int, count: int, draw: Generator) -> list[int]:
 
 
 def _coloured(pattern: Tensor, channels: int, draw: Generator) -> Tensor:
-    """A pattern from 0 to 1, between two colours that can be told apart."""
+    """Map a pattern from 0 to 1 to two distinct colours."""
     one = torch.rand(channels, 1, 1, generator=draw)
     other = (one + _between(0.35, 0.65, draw)) % 1
     return one + pattern * (other - one)
@@ -180,8 +181,8 @@ def _pick(originals: Images, draw: Generator) -> Tensor:
     return originals.pixels[int(torch.randint(len(originals.pixels), (), generator=draw))].float() / 255
 
 
-def _another_order(count: int, draw: Generator) -> Tensor:
-    """A permutation that leaves not everything where it was."""
+def _nontrivial_permutation(count: int, draw: Generator) -> Tensor:
+    """A permutation other than the identity."""
     order = torch.randperm(count, generator=draw)
     return order if (order != torch.arange(count)).any() else order.roll(1)
 

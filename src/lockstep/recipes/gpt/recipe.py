@@ -1,45 +1,22 @@
-"""Run it: `lockstep train gpt`, or `lockstep train gpt -n 2 data.path=FILE model.width=256 precision=bf16`."""
+"""The gpt recipe: `lockstep train gpt`, or `lockstep train gpt -n 2 data.path=FILE model.width=256 precision=bf16`."""
 
 from collections.abc import Mapping
 from math import log
-from typing import Annotated, Any
+from typing import Any
 
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor, nn
 
-from lockstep.config.fields import Count, Frozen, Positive, Whole
-from lockstep.config.schema import Config
-from lockstep.recipes.gpt.sampling import write
-from lockstep.recipes.gpt.text import cut, read_text
-from lockstep.recipes.gpt.transformer import NUM_BYTES, Gpt
-from lockstep.recipes.heads import Heads
+from lockstep.recipes.gpt import GptConfig
+from lockstep.recipes.gpt.text import read_corpus, split_text
+from lockstep.recipes.gpt.transformer import NUM_BYTES, Gpt, sample_text
 from lockstep.train.recipe import Splits
 from lockstep.train.run import Run
-from lockstep.world.randomness import stream
-
-
-class GptModel(Frozen):
-    width: Count = 128
-    depth: Count = 2  # blocks
-    heads: Heads = 4
-    dropout: Annotated[float, Field(ge=0, lt=1, strict=True, allow_inf_nan=False)] = 0.0
-
-
-class GptData(Frozen):
-    path: str | None = None  # any file, from the working directory; the topics of Python's help() if there is none
-    length: Count = 64  # bytes that the model sees at a time
-    sample: Whole = 400  # bytes to write after training
-    temperature: Positive = 0.7  # of that: lower keeps to what is likely
-
-
-class GptConfig(Config):
-    model: GptModel = GptModel()
-    data: GptData = GptData()
+from lockstep.world.keyed_random import stream
 
 
 class GptRecipe:
-    """A language model of bytes: no tokenizer, so any file will do."""
+    """A language model of bytes: there is no tokenizer, so it trains on any file."""
 
     config_class = GptConfig
 
@@ -48,7 +25,7 @@ class GptRecipe:
         return Gpt(size.width, size.depth, size.heads, config.data.length, size.dropout)
 
     def data(self, config: GptConfig) -> Splits:
-        return cut(read_text(config.data.path), config.data.length)
+        return split_text(read_corpus(config.data.path), config.data.length)
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
         scores, targets = _predict(model, batch)
@@ -62,10 +39,10 @@ class GptRecipe:
         }
 
     def conclude(self, run: Run, model: nn.Module, config: GptConfig) -> None:
-        """Let the model write something. All ranks do, the same: each may have only a part of the model."""
+        """Log a sample of generated text. All ranks take part, because each may hold only a shard of the model."""
         if config.data.sample:
             assert isinstance(model, Gpt)
-            text = write(model, config.data.sample, config.data.temperature, stream(run.seed, "sample"))
+            text = sample_text(model, config.data.sample, config.data.temperature, stream(run.seed, "sample"))
             run.log_text("sample", text)
 
 
@@ -73,7 +50,7 @@ recipe = GptRecipe()
 
 
 def _predict(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-    """Scores and the bytes that came, one row a byte."""
+    """Return the logits and the actual bytes, one row per byte."""
     (windows,) = batch
     scores = model(windows[:, :-1])
     return scores.reshape(-1, NUM_BYTES), windows[:, 1:].reshape(-1).long()

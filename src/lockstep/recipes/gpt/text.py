@@ -1,7 +1,7 @@
-"""The text: a file's bytes, or those of Python's own manual; cut into windows for training and for the test.
+"""Read a text as bytes, and cut it into windows for training and test.
 
-A window is `length` bytes and the one that follows: each byte but the first is to be predicted from those before it.
-Training windows start at every byte. Test windows follow each other, so that each byte of the test is predicted once.
+A window is `length` bytes and the one that follows: each byte but the first is predicted from those before it. Training
+windows start at every byte. Test windows do not overlap, so that each byte of the test is predicted once.
 """
 
 from pathlib import Path
@@ -14,32 +14,32 @@ from torch.utils.data import TensorDataset
 from lockstep.errors import UserError
 from lockstep.train.recipe import Splits
 
-_HELD_OUT = 10  # one byte in so many, at the end of the text
-_MOST_BYTES = 2**30  # every process has all of it in memory
+_TEST_SHARE = 10  # one byte in ten is for the test, at the end of the text
+_MAX_BYTES = 2**30  # every process holds the whole text in memory
 
 
-def read_text(path: str | None) -> Tensor:
-    """The file's bytes, or without one the topics of Python's `help()`: about half a megabyte of English and code."""
+def read_corpus(path: str | None) -> Tensor:
+    """Return a file's bytes or, without one, the topics of Python's `help()`: half a megabyte of English and code."""
     if path is None:
         return _as_tensor("\n\n".join(topics[name] for name in sorted(topics)).encode())
     file = Path(path).expanduser()
     try:
-        if not file.is_file():  # also what never ends, such as /dev/zero, is no file
+        if not file.is_file():  # endless devices such as /dev/zero are not files either
             is_there = file.exists()
             raise UserError(f"data.path={path}: {'not a file' if is_there else 'no such file'} (from {Path.cwd()})")
         with file.open("rb") as opened:
-            data = opened.read(_MOST_BYTES + 1)
+            data = opened.read(_MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         raise UserError(f"data.path={path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    if len(data) > _MOST_BYTES:
-        raise UserError(f"data.path={path}: longer than {_MOST_BYTES:,} bytes: train on a part of it")
+    if len(data) > _MAX_BYTES:
+        raise UserError(f"data.path={path}: longer than {_MAX_BYTES:,} bytes: train on a part of it")
     return _as_tensor(data)
 
 
-def cut(text: Tensor, length: int) -> Splits:
-    """The last tenth, in whole windows, is the test; no byte of it is in a training window."""
-    test_windows = len(text) // _HELD_OUT // length
-    needed = _HELD_OUT * length
+def split_text(text: Tensor, length: int) -> Splits:
+    """Split a text: its last tenth, in whole windows, is the test set; no training window contains a byte of it."""
+    test_windows = len(text) // _TEST_SHARE // length
+    needed = _TEST_SHARE * length
     if test_windows < 1:
         raise UserError(
             f"the text has {len(text):,} bytes, and windows of data.length={length} need {needed:,}: "

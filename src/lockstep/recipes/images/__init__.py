@@ -1,1 +1,1 @@
-"""Images to train on: the user's own in a standard format, or the digits that come with scikit-learn."""
+"""Image data and image pictures that several recipes share."""

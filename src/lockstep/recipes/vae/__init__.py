@@ -1,1 +1,34 @@
-"""A variational auto-encoder of images: it learns to compress them into a few numbers, and to draw new ones."""
+"""A variational autoencoder of images: compress them into a few numbers, and draw new ones.
+
+This file has the recipe's config, without torch; `recipe.py` has the recipe.
+"""
+
+from typing import Literal
+
+from lockstep.config.field_types import Count, Frozen, NonNegative, Whole
+from lockstep.config.train_schema import Config
+
+LikelihoodKind = Literal["bernoulli", "gaussian"]
+
+
+class VaeModel(Frozen):
+    image: tuple[Count, Count, Count] | None = None  # channels, height, width; those of the data if omitted
+    latent: Count = 16  # numbers that an image is compressed into
+    width: Count = 32  # channels of the first layer
+    likelihood: LikelihoodKind = "bernoulli"  # bernoulli for ink on paper, gaussian for any values
+    beta: NonNegative = 1.0  # weight of the KL term; above 1, simpler codes and coarser images
+    beta_warmup: Whole = 0  # steps over which beta rises from near 0
+
+
+class VaeData(Frozen):
+    path: str | None = None  # a folder in CIFAR's or MNIST's format; scikit-learn's digits if there is none
+    test_every: Count = 5  # of the digits, the one with index i is a test image when i % test_every == 0
+    drawn: Whole = 1000  # images to generate after training and compare with real ones
+
+
+class VaeConfig(Config):
+    model: VaeModel = VaeModel()
+    data: VaeData = VaeData()
+
+
+config_class = VaeConfig

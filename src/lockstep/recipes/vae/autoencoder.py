@@ -1,25 +1,61 @@
-"""The model: images into a few numbers each, with how sure it is of them, and such numbers back into images."""
+"""The convolutional variational autoencoder, with a Bernoulli or a Gaussian likelihood."""
 
 from itertools import pairwise
-from math import gcd, prod
+from math import gcd, log, pi, prod
 from typing import Any, Literal, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from lockstep.recipes.vae.likelihood import Kind, make_likelihood
+from lockstep.recipes.vae import LikelihoodKind
 
-_SMALLEST_SIDE = 4  # of a picture inside the network: below it, one linear layer does the rest
-_MOST_WIDTHS = 4  # channels grow to so many times the first layer's
-_MOST_GROUPS = 8  # of channels that are normalised together
-_SUREST = -12.0  # the smallest logarithm of a variance: beyond it fp32 sees none
-_LEAST_SURE = 6.0
-_DECODED_AT_ONCE = 250  # images: what the layers make of them takes up to a hundred times their memory
+LEVELS = 256  # of a stored pixel value
+
+_INITIAL_STD = 0.25  # of a value around the expected one, on a scale from 0 to 1
 
 
-class Shape(NamedTuple):
-    """Of every image."""
+class Bernoulli(nn.Module):
+    """Each value is ink or no ink; a grey value is the probability of ink. This is not a density of grey values."""
+
+    def nats(self, scores: Tensor, images: Tensor) -> Tensor:
+        """Return the cross-entropy of each image, whose values are from 0 to 1, given a logit per value."""
+        return F.binary_cross_entropy_with_logits(scores.float(), images, reduction="none").flatten(1).sum(1)
+
+
+class Gaussian(nn.Module):
+    """A normal distribution around each expected value, with a learned standard deviation per channel."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.log_spread = nn.Parameter(torch.full((channels, 1, 1), log(_INITIAL_STD)))
+
+    def nats(self, scores: Tensor, images: Tensor) -> Tensor:
+        """Return the negative log-likelihood of each image with 256 levels, given a logit per expected value.
+
+        Each value is dequantized: drawn uniformly from its level's interval. Without that, the density at a few exact
+        values could grow without bound.
+        """
+        drawn = (images * (LEVELS - 1) + torch.rand_like(images)) / LEVELS
+        distance = (drawn - scores.float().sigmoid()) / self.log_spread.exp()
+        density = 0.5 * distance.square() + self.log_spread + 0.5 * log(2 * pi)
+        return (density + log(LEVELS)).flatten(1).sum(1)
+
+
+def make_likelihood(kind: LikelihoodKind, channels: int) -> Bernoulli | Gaussian:
+    return Bernoulli() if kind == "bernoulli" else Gaussian(channels)
+
+
+_MIN_SIDE = 4  # of a feature map; one linear layer takes over from there
+_MAX_WIDTH_FACTOR = 4  # the most channels, relative to the first layer
+_MAX_GROUPS = 8  # of group norm
+_MIN_LOG_VARIANCE = -12.0  # a smaller variance vanishes in fp32
+_MAX_LOG_VARIANCE = 6.0
+_DECODE_BATCH = 250  # images: activations take up to a hundred times their memory
+
+
+class ImageShape(NamedTuple):
+    """The shape of every image."""
 
     channels: int
     height: int
@@ -27,46 +63,47 @@ class Shape(NamedTuple):
 
 
 class Posterior(NamedTuple):
-    """Where an image's code may lie: a normal distribution for each of its numbers."""
+    """The distribution of an image's code: an independent normal for each of its numbers."""
 
     mean: Tensor  # (images, latent)
     log_variance: Tensor
 
     @classmethod
     def read(cls, encoded: Tensor) -> Self:
+        """Split the encoder's output into means and log-variances."""
         mean, log_variance = encoded.float().chunk(2, dim=1)
-        return cls(mean, log_variance.clamp(_SUREST, _LEAST_SURE))
+        return cls(mean, log_variance.clamp(_MIN_LOG_VARIANCE, _MAX_LOG_VARIANCE))
 
     def draw(self) -> Tensor:
-        """A code for each image, from the global stream: in a lane and in an evaluation, that is keyed."""
+        """Sample a code per image from the global random stream, which is keyed in lanes and evaluations."""
         return self.mean + (0.5 * self.log_variance).exp() * torch.randn_like(self.mean)
 
     def kl(self) -> Tensor:
-        """What knowing this instead of nothing (mean 0, variance 1) is worth, in nats, per image and number."""
+        """Return the KL divergence from the standard normal prior in nats, per image and number."""
         return 0.5 * (self.mean.square() + self.log_variance.exp() - 1 - self.log_variance)
 
 
 class Autoencoder(nn.Module):
-    """Called with images, it returns its own loss and what that is made of.
+    """Called with images, it returns its loss and the terms of it.
 
-    `images`: (N, C, H, W), bytes, or floats from 0 to 1. What else a batch has, such as labels, is not looked at.
+    `images`: (N, C, H, W), bytes, or floats from 0 to 1. Other elements of a batch, such as labels, are ignored.
     """
 
-    def __init__(self, shape: Shape, latent: int, width: int, likelihood: Kind, beta: float) -> None:
+    def __init__(self, shape: ImageShape, latent: int, width: int, likelihood: LikelihoodKind, beta: float) -> None:
         super().__init__()
         self.shape = shape
         self.latent = latent
         self.beta = beta
         sides = _sides(shape.height, shape.width)
-        widths = [width * min(2**level, _MOST_WIDTHS) for level in range(len(sides))]
+        widths = [width * min(2**level, _MAX_WIDTH_FACTOR) for level in range(len(sides))]
         self.encoder = _encoder(shape.channels, widths, sides[-1], 2 * latent)
         self.decoder = _decoder(latent, widths, sides, shape.channels)
         self.likelihood = make_likelihood(likelihood, shape.channels)
 
     def forward(self, images: Tensor, *_labels: Tensor, only: Literal["encoder", "decoder"] | None = None) -> Any:
-        """`loss`: the mean, with beta. `reconstruction`: nats of each image. `kl`: of each image and number. `mean`.
+        """Return `loss` (mean, with beta), `reconstruction` (nats per image), `kl` (per image and number) and `mean`.
 
-        With `only`, what that half makes of what it is given.
+        With `only`, apply that half of the model alone, and return its output.
         """
         if only is not None:
             return self.encoder(as_floats(images)) if only == "encoder" else self.decoder(images)
@@ -75,28 +112,29 @@ class Autoencoder(nn.Module):
         reconstruction = self.likelihood.nats(self.decoder(posterior.draw()), images)
         kl = posterior.kl()
         loss = (reconstruction + self.beta * kl.sum(1)).mean()
-        # The mean as a copy: FSDP warns of a module that returns a part of some other tensor.
+        # A copy of the mean: FSDP warns about modules that return views.
         return {"loss": loss, "reconstruction": reconstruction, "kl": kl, "mean": posterior.mean.clone()}
 
-    # Both call the model as a whole: where its weights are spread over ranks, that is what brings them together.
+    # Both call the whole model: with sharded weights, that is what gathers them.
 
     def encode(self, images: Tensor) -> Posterior:
+        """Return the distributions of the images' codes."""
         return Posterior.read(self(images, only="encoder"))
 
     def decode(self, codes: Tensor) -> Tensor:
-        """The images, as values from 0 to 1, that these codes (N, latent) stand for."""
+        """Return the images, with values from 0 to 1, of codes (N, latent)."""
         scores: Tensor = self(codes, only="decoder")
         return scores.float().sigmoid()
 
     def draw(self, count: int, generator: Generator) -> Tensor:
-        """New images: those of codes drawn as if nothing were known, on the CPU, so that every device has the same."""
+        """Generate images from codes of the prior, drawn on the CPU so that they are the same on every device."""
         codes = torch.randn(count, self.latent, generator=generator).to(next(self.parameters()).device)
-        parts = [self.decode(codes[start : start + _DECODED_AT_ONCE]) for start in range(0, count, _DECODED_AT_ONCE)]
+        parts = [self.decode(codes[start : start + _DECODE_BATCH]) for start in range(0, count, _DECODE_BATCH)]
         return torch.cat(parts)
 
 
-class Residual(nn.Module):
-    """Adds to what it is given: two convolutions with norms over groups of channels, never over images."""
+class ResidualLayer(nn.Module):
+    """Two convolutions with group norms, and a residual connection."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -109,8 +147,8 @@ class Residual(nn.Module):
         return pictures + added
 
 
-class Enlarge(nn.Module):
-    """To a given size: each pixel is repeated, then a convolution smooths what that leaves."""
+class Upsample(nn.Module):
+    """Nearest-neighbour upsampling to a given size, then a convolution."""
 
     def __init__(self, inputs: int, outputs: int, size: tuple[int, int]) -> None:
         super().__init__()
@@ -123,14 +161,14 @@ class Enlarge(nn.Module):
 
 
 def as_floats(images: Tensor) -> Tensor:
-    """From 0 to 1."""
+    """Convert bytes to floats from 0 to 1; floats are returned unchanged."""
     return images if images.is_floating_point() else images.float() / 255
 
 
 def _sides(height: int, width: int) -> list[tuple[int, int]]:
-    """The sizes of the pictures inside, from the image's own down by halves."""
+    """The sizes of the feature maps, from the image's own down by halves."""
     sides = [(height, width)]
-    while min(sides[-1]) >= 2 * _SMALLEST_SIDE:
+    while min(sides[-1]) >= 2 * _MIN_SIDE:
         height, width = (height + 1) // 2, (width + 1) // 2
         sides.append((height, width))
     return sides
@@ -139,8 +177,8 @@ def _sides(height: int, width: int) -> list[tuple[int, int]]:
 def _encoder(channels: int, widths: list[int], last: tuple[int, int], outputs: int) -> nn.Module:
     layers: list[nn.Module] = [_conv(channels, widths[0])]
     for width, wider in pairwise(widths):
-        layers += [Residual(width), nn.Conv2d(width, wider, 3, stride=2, padding=1)]
-    layers += [Residual(widths[-1]), _norm(widths[-1]), nn.SiLU(), nn.Flatten()]
+        layers += [ResidualLayer(width), nn.Conv2d(width, wider, 3, stride=2, padding=1)]
+    layers += [ResidualLayer(widths[-1]), _norm(widths[-1]), nn.SiLU(), nn.Flatten()]
     return nn.Sequential(*layers, nn.Linear(widths[-1] * prod(last), outputs))
 
 
@@ -148,10 +186,10 @@ def _decoder(latent: int, widths: list[int], sides: list[tuple[int, int]], chann
     layers: list[nn.Module] = [
         nn.Linear(latent, widths[-1] * prod(sides[-1])),
         nn.Unflatten(1, (widths[-1], *sides[-1])),
-        Residual(widths[-1]),
+        ResidualLayer(widths[-1]),
     ]
     for level in reversed(range(len(widths) - 1)):
-        layers += [Enlarge(widths[level + 1], widths[level], sides[level]), Residual(widths[level])]
+        layers += [Upsample(widths[level + 1], widths[level], sides[level]), ResidualLayer(widths[level])]
     return nn.Sequential(*layers, _norm(widths[0]), nn.SiLU(), _conv(widths[0], channels))
 
 
@@ -160,4 +198,4 @@ def _conv(inputs: int, outputs: int) -> nn.Module:
 
 
 def _norm(channels: int) -> nn.Module:
-    return nn.GroupNorm(gcd(_MOST_GROUPS, channels), channels)
+    return nn.GroupNorm(gcd(_MAX_GROUPS, channels), channels)

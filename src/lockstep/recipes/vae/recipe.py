@@ -1,6 +1,6 @@
-"""Run it: `lockstep train vae`, or `lockstep train vae -n 2 data.path=FOLDER model.latent=128 model.width=64`.
+"""The vae recipe: `lockstep train vae`, or `lockstep train vae -n 2 data.path=FOLDER model.latent=128`.
 
-The model alone, for a script of one's own: `lockstep.get_model("vae")(config)`.
+To use the model alone in your own script: `lockstep.get_model("vae")(config)`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,49 +12,52 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from lockstep.config.fields import Count, Frozen, NonNegative, Whole
-from lockstep.config.schema import Config
 from lockstep.errors import UserError
-from lockstep.metrics.tally import Part
-from lockstep.recipes.images.collection import ImageSplits
-from lockstep.recipes.images.source import load_images
-from lockstep.recipes.vae import pictures
-from lockstep.recipes.vae.active_units import ActiveUnits
-from lockstep.recipes.vae.autoencoder import Autoencoder, Shape
-from lockstep.recipes.vae.likelihood import Kind
-from lockstep.recipes.vae.likeness import Comparison, compare
-from lockstep.recipes.vae.warmup import BetaWarmup
+from lockstep.metrics.aggregator import MetricValue
+from lockstep.recipes.images.image_source import load_images
+from lockstep.recipes.images.image_splits import ImageSplits
+from lockstep.recipes.vae import VaeConfig, vae_pictures
+from lockstep.recipes.vae.autoencoder import Autoencoder, ImageShape
+from lockstep.recipes.vae.vae_metrics import ActiveUnits, Comparison, compare_images
 from lockstep.train.callbacks import Callback
 from lockstep.train.recipe import Splits
 from lockstep.train.run import Run
-from lockstep.train.strategies.strategy import unwrapped
-from lockstep.world.randomness import stream
-
-_SMALLEST, _LARGEST = 8, 64  # sides of an image, in pixels
-
-
-class VaeModel(Frozen):
-    image: tuple[Count, Count, Count] | None = None  # channels, height, width; the data's if left out
-    latent: Count = 16  # numbers that an image is compressed into
-    width: Count = 32  # channels of the first layer
-    likelihood: Kind = "bernoulli"  # ink on paper, or any values
-    beta: NonNegative = 1.0  # weight of the codes' cost; above 1, simpler codes and coarser images
-    beta_warmup: Whole = 0  # steps over which it rises
+from lockstep.train.strategies.parallel_strategy import unwrapped
+from lockstep.train.trainer import Trainer
+from lockstep.world.keyed_random import stream
 
 
-class VaeData(Frozen):
-    path: str | None = None  # a folder in CIFAR's or MNIST's format; scikit-learn's digits if there is none
-    test_every: Count = 5  # of the digits, the one with index i is a test image when i % test_every == 0
-    drawn: Whole = 1000  # images to draw after training and compare with real ones
+class BetaWarmup(Callback):
+    """Raises the weight of the KL term linearly, so that the codes carry information before they are compressed.
+
+    It depends on the step alone, so there is nothing to save.
+    """
+
+    def __init__(self, beta: float, steps: int) -> None:
+        self._beta = beta
+        self._steps = steps
+        self._trainer: Trainer | None = None
+
+    def on_start(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    @property
+    def beta(self) -> float:
+        """The weight in the current step; outside of training, the final one."""
+        if self._trainer is None:
+            return self._beta
+        return self.after(self._trainer.step)
+
+    def after(self, steps: int) -> float:
+        """Return the weight after `steps` completed steps."""
+        return self._beta if steps >= self._steps else self._beta * (steps + 1) / (self._steps + 1)
 
 
-class VaeConfig(Config):
-    model: VaeModel = VaeModel()
-    data: VaeData = VaeData()
+_MIN_SIDE, _MAX_SIDE = 8, 64  # of an image, in pixels
 
 
 class Vae:
-    """A variational auto-encoder: the loss is what images and their codes cost, in nats per image."""
+    """A variational autoencoder; its loss is the negative ELBO in nats per image, with the KL term weighted by beta."""
 
     config_class = VaeConfig
 
@@ -68,10 +71,10 @@ class Vae:
 
     def model(self, config: VaeConfig) -> nn.Module:
         size = config.model
-        shape = Shape(*(size.image or self._images.shape))
-        if not all(_SMALLEST <= side <= _LARGEST for side in shape[1:]):
+        shape = ImageShape(*(size.image or self._images.shape))
+        if not all(_MIN_SIDE <= side <= _MAX_SIDE for side in shape[1:]):
             raise UserError(
-                f"images of {_shown(shape)}: the vae recipe takes sides of {_SMALLEST} to {_LARGEST} pixels"
+                f"images of {_shown(shape)}: the vae recipe takes sides of {_MIN_SIDE} to {_MAX_SIDE} pixels"
             )
         return Autoencoder(shape, size.latent, size.width, size.likelihood, size.beta)
 
@@ -79,7 +82,7 @@ class Vae:
         images = self._images
         if config.model.image not in (None, images.shape):
             raise UserError(
-                f"model.image={_shown(config.model.image)}, but the images are {_shown(images.shape)}: leave it away"
+                f"model.image={_shown(config.model.image)}, but the images are {_shown(images.shape)}: omit it"
             )
         return Splits(TensorDataset(images.train.pixels), TensorDataset(images.test.pixels))
 
@@ -87,38 +90,38 @@ class Vae:
         return [self._warmup]
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
-        """One sum, not one for each part: they have the same count, and a part of its own costs a backward pass."""
-        made = model(*batch)
-        return (made["reconstruction"] + self._warmup.beta * made["kl"].sum(1)).sum(), len(made["kl"])
+        """Return one sum, not one per term: the counts are equal, and each separate term costs a backward pass."""
+        output = model(*batch)
+        return (output["reconstruction"] + self._warmup.beta * output["kl"].sum(1)).sum(), len(output["kl"])
 
-    def metrics(self, model: nn.Module, batch: Any) -> Mapping[str, Part]:
-        """`nats`: the negative ELBO of an image, with beta 1 whatever training has."""
-        made = model(*batch)
-        reconstruction, kl, count = made["reconstruction"].sum(), made["kl"].sum(), len(made["kl"])
-        found: dict[str, Part] = {
+    def metrics(self, model: nn.Module, batch: Any) -> Mapping[str, MetricValue]:
+        """`nats` is the negative ELBO of an image, with beta 1 whatever the training uses."""
+        output = model(*batch)
+        reconstruction, kl, count = output["reconstruction"].sum(), output["kl"].sum(), len(output["kl"])
+        metrics: dict[str, MetricValue] = {
             "nats": (reconstruction + kl, count),
             "reconstruction": (reconstruction, count),
             "kl": (kl, count),
-            "active_units": ActiveUnits(made["mean"]),
+            "active_units": ActiveUnits(output["mean"]),
         }
         if self._settings.model.likelihood == "gaussian":
             values = count * prod(batch[0].shape[1:])
-            found["bits_per_value"] = ((reconstruction + kl) / log(2), values)
-        return found
+            metrics["bits_per_value"] = ((reconstruction + kl) / log(2), values)
+        return metrics
 
     @torch.no_grad()
     def conclude(self, run: Run, model: nn.Module, config: VaeConfig) -> None:
-        """Show what it has learned. All ranks do, the same: each may have only a part of the model."""
+        """Log pictures and sample quality. All ranks take part, because each may hold only a shard of the model."""
         model = unwrapped(model)
         assert isinstance(model, Autoencoder)
         model.eval()
         train, test = (split.pixels.to(run.world.device) for split in self._images[:2])
-        run.log_image("reconstructions", pictures.reconstructions(model, test))
-        run.log_image("samples", pictures.samples(model, stream(run.seed, "samples")))
-        run.log_image("walks", pictures.walks(model, test))
+        run.log_image("reconstructions", vae_pictures.reconstructions(model, test))
+        run.log_image("samples", vae_pictures.samples(model, stream(run.seed, "samples")))
+        run.log_image("walks", vae_pictures.walks(model, test))
         if config.data.drawn:
             drawn = model.draw(config.data.drawn, stream(run.seed, "drawn"))
-            found = compare(drawn, train, test, stream(run.seed, "noise"))
+            found = compare_images(drawn, train, test, stream(run.seed, "noise"))
             run.log(likeness={name: likeness._asdict() for name, likeness in found._asdict().items()})
             run.log_text("likeness to training images", _table(found))
 
@@ -130,7 +133,7 @@ def _shown(shape: tuple[int, ...]) -> str:
     return " × ".join(map(str, shape))
 
 
-def _table(found: Comparison) -> str:
+def _table(comparison: Comparison) -> str:
     lines = [f"{'':6} precision  coverage"]
-    lines += [f"{name:6} {each.precision:9.3f} {each.coverage:9.3f}" for name, each in found._asdict().items()]
+    lines += [f"{name:6} {each.precision:9.3f} {each.coverage:9.3f}" for name, each in comparison._asdict().items()]
     return "\n".join(lines)

@@ -1,1 +1,43 @@
-"""A racing car's front wing of two elements near the ground: shape, flow, forces, structure, rules, fitness."""
+"""Search for the front wing of a racing car: geometry, aerodynamics, structure, rules, and their optimum.
+
+This file has the recipe's config, without torch; `recipe.py` has the recipe.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator
+from pydantic_core import PydanticCustomError
+
+from lockstep.config.field_types import Count, Flag, Frozen, NonNegative, Positive
+from lockstep.config.search_schema import SearchConfig
+
+_MIN_PANELS = 16
+_MAX_PANELS = 400  # a batch then takes most of a gigabyte, and its memory grows with the square
+
+
+def _is_even_and_bounded(value: int) -> int:
+    if not _MIN_PANELS <= value <= _MAX_PANELS or value % 2:  # the nose is a corner of the outline
+        raise PydanticCustomError("panels", f"expected an even number from {_MIN_PANELS} to {_MAX_PANELS}")
+    return value
+
+
+class WingWeights(Frozen):
+    performance: NonNegative = 1.0
+    rules: NonNegative = 1.0
+    structure: NonNegative = 1.0
+    drag: NonNegative = 3.0  # newtons of downforce that one newton of drag must bring
+
+
+class WingModel(Frozen):
+    objectives: Literal["single", "pareto"] = "single"  # pareto: downforce, drag and deflection
+    speed: Positive = 60.0  # m/s
+    panels: Annotated[Count, AfterValidator(_is_even_and_bounded)] = 40  # of each element
+    weights: WingWeights = WingWeights()
+    pictures: Flag = True  # at the end, with matplotlib
+
+
+class WingConfig(SearchConfig):
+    wing: WingModel = WingModel()
+
+
+config_class = WingConfig

@@ -1,15 +1,78 @@
-"""The wing's genes: their bounds are what a designer would try, some of them beyond what the rules allow.
+"""The wing's genes, their bounds, and the conversion of their units to SI.
 
-The numbers are ours, in the manner of Formula 1's rules and of the wings one sees there; they are no team's.
+Bounds are what a designer would try, some of them beyond what the rules allow. The numbers are ours, in the style of
+Formula 1's rules and wings. Units are converted here and nowhere else: a gene with an unknown unit, a unit of the wrong
+dimension, or bounds that make no sense in metres or radians (a span of 1.8 mm) is an error when the table is made.
 """
 
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from lockstep.recipes.wing.sections import THICKEST_AT
-from lockstep.recipes.wing.structure import CARBONS
-from lockstep.recipes.wing.units import Quantity
+import torch
+from torch import Tensor
+
+from lockstep.errors import UserError
+from lockstep.recipes.wing.geometry import THICKEST_AT
+from lockstep.recipes.wing.wing_limits import CARBONS
 from lockstep.search.genome import ChoiceGene, FloatGene, Genome, IntegerGene
+
+
+class UnitConversion(NamedTuple):
+    """A unit in terms of SI."""
+
+    dimension: str
+    in_si: float  # one of this unit, in the SI unit of its dimension
+
+
+class Quantity(NamedTuple):
+    """What a gene measures, and the range of SI values that makes sense."""
+
+    dimension: str
+    low: float
+    high: float
+
+
+UNITS: Mapping[str, UnitConversion] = {
+    "m": UnitConversion("length", 1.0),
+    "mm": UnitConversion("length", 1e-3),
+    "deg": UnitConversion("angle", math.pi / 180),
+    "rad": UnitConversion("angle", 1.0),
+    "": UnitConversion("ratio", 1.0),
+}
+
+
+class Converter:
+    """Converts a population from the genes' units to columns of SI values, by gene."""
+
+    def __init__(self, genome: Genome, quantities: Mapping[str, Quantity]) -> None:
+        missing = [name for name in quantities if name not in genome.names]
+        unknown = [name for name in genome.names if name not in quantities]
+        if missing or unknown:
+            raise UserError(f"the wing's genes: missing {missing}, unknown {unknown}; expected {list(quantities)}")
+        self.names = genome.names
+        self.factors = torch.tensor(
+            [_factor(gene.name, gene.unit, gene.low, gene.high, quantities[gene.name]) for gene in genome.genes],
+            dtype=torch.float64,
+        )
+
+    def to_si(self, designs: Tensor) -> dict[str, Tensor]:
+        """Return the SI values of each gene."""
+        return dict(zip(self.names, (designs * self.factors).unbind(1), strict=True))
+
+
+def _factor(name: str, symbol: str, low: float, high: float, quantity: Quantity) -> float:
+    unit = UNITS.get(symbol)
+    if unit is None or unit.dimension != quantity.dimension:
+        known = ", ".join(each or "none" for each, other in UNITS.items() if other.dimension == quantity.dimension)
+        raise UserError(f"gene {name}: expected a unit of {quantity.dimension} ({known}), got {symbol or 'none'}")
+    if not (quantity.low <= low * unit.in_si and high * unit.in_si <= quantity.high):
+        raise UserError(
+            f"gene {name}: {low:g} … {high:g} {symbol} is not within {quantity.low:g} … {quantity.high:g} in SI units; "
+            "give other bounds or another unit"
+        )
+    return unit.in_si
+
 
 _LENGTH = Quantity("length", 0.02, 3.0)
 _SLOT = Quantity("length", -0.05, 0.05)
@@ -40,11 +103,12 @@ QUANTITIES: Mapping[str, Quantity] = {
 }
 
 
-def genome() -> Genome:
+def wing_genome() -> Genome:
+    """Return the genome of a two-element wing."""
     return Genome(
         [
             FloatGene("span", 1.4, 2.1, group="plan", unit="m"),
-            FloatGene("ride_height", 0.03, 0.20, group="plan", unit="m"),  # the lowest point's, above the ground
+            FloatGene("ride_height", 0.03, 0.20, group="plan", unit="m"),  # of the lowest point, above the ground
             FloatGene("main_chord", 0.18, 0.40, group="main", unit="m"),
             FloatGene("main_camber", 0.0, 0.09, group="main"),  # shares of the element's chord
             FloatGene("main_camber_at", 0.3, 0.6, group="main"),
@@ -87,4 +151,4 @@ BASE: Mapping[str, Any] = {
     "plies": 5,
     "carbon": "standard",
 }
-"""A careful first wing, drawn by hand."""
+"""A conservative wing to start from."""

@@ -1,12 +1,12 @@
-"""The flow about the elements: panels of linear vortex strength, with the ground as a mirror image.
+"""The flow around the elements by a vortex panel method, with the ground as a mirror image.
 
-On each element the stream function is constant, which is asked for at every corner of its outline; the speed at a
-corner is then the vortex strength itself. Every vortex has an image of opposite strength under the ground, so that the
-stream function is zero along it. At a sharp trailing edge two corners are one point: there the Kutta condition (equal
-speeds on both sides) and an extrapolation of the mean speed take the place of the two equal equations.
+Panels have linear vortex strength. The stream function is constant on each element, required at every corner of its
+outline; the speed at a corner is then the vortex strength itself. Every vortex has an image of opposite strength below
+the ground, so that the stream function is zero along it. At a sharp trailing edge two corners coincide: there the Kutta
+condition (equal speeds on both sides) and an extrapolation of the mean speed replace the two equal equations.
 
-The flow is plane, steady, without friction and incompressible. Speeds are shares of the free stream's, lengths are
-metres. Designs are solved many at a time; one without a solution is not a number, and leaves the others alone.
+The flow is plane, steady, inviscid and incompressible. Speeds are shares of the free stream's, lengths are in metres.
+Designs are solved many at a time; one without a solution becomes NaN and does not affect the others.
 """
 
 import math
@@ -15,15 +15,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-_TOGETHER = 8  # designs: what is in between then stays in the processor's cache
-_FASTEST = 1e3  # free streams
+_BATCH = 8  # designs: intermediate values then stay in the processor's cache
+_MAX_SPEED = 1e3  # relative to the free stream
 _TINY = 1e-300  # so that the logarithm of a corner's distance to itself, times that distance, is zero
 
 
 class Flow(NamedTuple):
-    """Speeds along the outlines, clockwise positive, for a stream along the ground and for one straight upwards.
+    """Speeds along the outlines, clockwise positive, in a stream along the ground and in one straight upwards.
 
-    (designs, elements, points) each. Any stream is a sum of these two.
+    Each is (designs, elements, points). Any stream is a combination of these two.
     """
 
     level: Tensor
@@ -31,16 +31,16 @@ class Flow(NamedTuple):
 
 
 class Forces(NamedTuple):
-    """Of each element, (designs, elements), per dynamic pressure and metre of span."""
+    """Forces on each element, (designs, elements), per dynamic pressure and metre of span."""
 
     downforce: Tensor
-    drag: Tensor  # of pressure: none in a plane flow without friction, but for what panels leave over
-    moment: Tensor  # about the origin; positive turns the nose down
+    drag: Tensor  # of pressure: zero in a plane inviscid flow, but for discretization errors
+    moment: Tensor  # about the origin; positive is nose down
 
 
 def solve(points: Tensor, *, ground: bool = True) -> Flow:
-    """`points`: (designs, elements, points, 2), clockwise from the trailing edge, above the ground."""
-    flows = [_solve(some, ground) for some in torch.split(points, _TOGETHER)]
+    """Solve for the flow; `points`: (designs, elements, points, 2), clockwise from the trailing edge, above ground."""
+    flows = [_solve(some, ground) for some in torch.split(points, _BATCH)]
     return Flow(*map(torch.cat, zip(*flows, strict=True)))
 
 
@@ -63,20 +63,20 @@ def _solve(points: Tensor, ground: bool) -> Flow:
         matrix[:, size + element, first] = matrix[:, size + element, last] = 1.0  # Kutta
     solution, failed = torch.linalg.solve_ex(matrix, wanted)
     speeds = solution[:, :size]
-    # Rounding can hide that there is no solution: then what is found is absurd.
-    is_solved = (failed == 0) & (speeds.abs().amax((1, 2)) < _FASTEST)
+    # Rounding can hide that there is no solution: then the speeds are absurd.
+    is_solved = (failed == 0) & (speeds.abs().amax((1, 2)) < _MAX_SPEED)
     speeds = torch.where(is_solved[:, None, None], speeds, math.nan)
     level, upward = speeds.reshape(num_designs, num_elements, num_points, 2).unbind(-1)
     return Flow(level, upward)
 
 
 def pressure(speeds: Tensor, wash: Tensor | None = None) -> Tensor:
-    """Its coefficient, in a stream of speed 1 along the ground and `wash` upwards."""
+    """Return the pressure coefficient, in a stream of speed 1 along the ground and `wash` upwards."""
     return _at_rest(wash) - speeds.square()
 
 
 def forces(points: Tensor, speeds: Tensor, wash: Tensor | None = None) -> Forces:
-    """What the pressure does. Between corners the speed is linear, so its square is integrated exactly."""
+    """Integrate the pressure. Between corners the speed is linear, so the integral of its square is exact."""
     start, end = speeds[..., :-1], speeds[..., 1:]
     mean_pressure = _at_rest(wash) - (start * start + start * end + end * end) / 3
     dx, dy = points.diff(dim=2).unbind(-1)
@@ -86,18 +86,18 @@ def forces(points: Tensor, speeds: Tensor, wash: Tensor | None = None) -> Forces
 
 
 def _at_rest(wash: Tensor | None) -> Tensor:
-    """The pressure coefficient where the air stands still."""
+    """The pressure coefficient at a stagnation point."""
     return torch.ones(()) if wash is None else 1.0 + wash.square().reshape(-1, 1, 1)
 
 
 def circulation(points: Tensor, speeds: Tensor) -> Tensor:
-    """Of the whole wing, clockwise, (designs,)."""
+    """Return the circulation of the whole wing, clockwise, (designs,)."""
     lengths: Tensor = points.diff(dim=2).norm(dim=-1)
     return (lengths * (speeds[..., :-1] + speeds[..., 1:]) / 2).sum((1, 2))
 
 
 def velocity(points: Tensor, speeds: Tensor, places: Tensor, *, ground: bool = True) -> Tensor:
-    """In a level stream, at any places (designs, places, 2) off the outlines: the stream function's differences."""
+    """Return the velocity in a level stream at places (designs, places, 2) off the outlines, by finite differences."""
     step = 1e-6
 
     def stream(dx: float, dy: float) -> Tensor:
@@ -111,7 +111,7 @@ def velocity(points: Tensor, speeds: Tensor, places: Tensor, *, ground: bool = T
 
 
 def stream_function(points: Tensor, places: Tensor, *, ground: bool) -> Tensor:
-    """At each place, of unit vortex strength at each corner: (designs, places, corners of all elements)."""
+    """Return the stream function at each place for unit vortex strength at each corner: (designs, places, corners)."""
     real = _without_ground(points, places)
     if ground:
         real -= _without_ground(points, places * places.new_tensor([1.0, -1.0]))
@@ -119,7 +119,7 @@ def stream_function(points: Tensor, places: Tensor, *, ground: bool) -> Tensor:
 
 
 def _without_ground(points: Tensor, places: Tensor) -> Tensor:
-    """Each panel's part goes to the corners at its start and its end.
+    """Each panel contributes to the corners at its start and its end.
 
     With u measured along the panel to the foot of the place, v its distance off it, w = u² + v²:
     ∫ ln r ds = ½ [u ln w − 2u + 2v·atan(u / v)] and ∫ u ln r ds = ¼ [w (ln w − 1)], between the panel's ends.
@@ -137,7 +137,7 @@ def _without_ground(points: Tensor, places: Tensor) -> Tensor:
     from_start = (dx * tangent_x).addcmul_(dy, tangent_y)
     off = (dy * tangent_x).addcmul_(dx, tangent_y, value=-1)
     from_end = from_start - length
-    # The angle under which the panel is seen; it jumps where the place is on the panel, but counts times v.
+    # The angle under which the panel is seen; it jumps where the place is on the panel, but is multiplied by v.
     angle = torch.atan2(off * length, (off * off).addcmul_(from_start, from_end))
     whole = (off * angle).sub_(length)
     whole.addcmul_(from_start, logarithm[..., :-1], value=0.5).addcmul_(from_end, logarithm[..., 1:], value=-0.5)

@@ -1,1 +1,1 @@
-"""How a model, its gradients and its optimizers are spread over the ranks."""
+"""Parallel strategies: how a model, its gradients and its optimizers are spread over the ranks."""

@@ -1,10 +1,12 @@
-"""Which layers are shared out along a mesh's axis `tensor`, and how: `tensor_plan: {"*.query": column, "*.out": row}`.
+"""The tensor-parallel plan: which layers are split over the ranks of the axis `tensor`, and how.
 
-column     a Linear's or Embedding's outputs are shared out: each rank goes on with its own features
-row        a Linear's inputs are: it takes what a column layer has left, and its output is whole again; of an
-           Embedding, its rows
-sequence   a norm's or dropout's input is, along dimension 1; so are all between `row_to_sequence` and
-           `column_from_sequence`, which change over. `…_gathered` leave their output whole.
+`tensor_plan: {"*.query": column, "*.out": row}` gives each pattern of module names a style:
+
+column     split the outputs of a Linear or an Embedding: each rank continues with its own features
+row        split the inputs of a Linear, which a column layer has left split; its output is whole again. Of an
+           Embedding, split the rows
+sequence   split the input of a norm or a dropout along dimension 1, as all activations between `row_to_sequence` and
+           `column_from_sequence` are, which convert. `…_gathered` make their output whole.
 """
 
 import difflib
@@ -15,7 +17,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from lockstep.errors import UserError
-from lockstep.train.strategies.units import inside_attention
+from lockstep.train.strategies.fsdp_units import inside_attention, own_parameters
 
 _LAYERS = (nn.Linear, nn.Embedding)
 _NORMS = (nn.LayerNorm, nn.RMSNorm, nn.Dropout)
@@ -30,14 +32,16 @@ _KINDS: dict[str, tuple[type[nn.Module], ...]] = {
 }
 
 
-class Planned(NamedTuple):
+class PlannedModule(NamedTuple):
+    """A module to split, and how."""
+
     path: str
     module: nn.Module
     style: str
 
 
 class TensorPlan:
-    """Over all models of a run: a pattern is to match a module of one of them."""
+    """The plan for all models of a run. Every pattern must match a module of at least one of them."""
 
     def __init__(self, plan: Mapping[str, str], num_ranks: int) -> None:
         for pattern, style in plan.items():
@@ -45,7 +49,7 @@ class TensorPlan:
                 raise UserError(f"tensor_plan: {pattern}: {style!r} is not one of {', '.join(_KINDS)}")
         if num_ranks > 1 and not plan:
             raise UserError(
-                f"tensor={num_ranks} needs a tensor_plan that says which layers to share out, as in "
+                f"tensor={num_ranks} needs a tensor_plan that says which layers to split, as in "
                 'tensor_plan={"*.query": "column", "*.out": "row"}'
             )
         self._plan = plan
@@ -54,22 +58,23 @@ class TensorPlan:
         self._paths: list[str] = []
 
     def check_matched(self) -> None:
-        """All models have been shared out."""
+        """Raise if a pattern has matched no module of any model."""
         for pattern in self._plan:
             if pattern in self._unmatched:
                 near = difflib.get_close_matches(pattern, self._paths, n=3, cutoff=0.3)
-                hint = f"; near it are {', '.join(near)}" if near else ""
+                hint = f"; similar names are {', '.join(near)}" if near else ""
                 raise UserError(f"tensor_plan: {pattern!r} matches no module of the model{hint}")
 
     def apply(self, model: nn.Module, mesh: Any) -> None:
+        """Split a model's layers over the ranks of a mesh."""
         for planned in self.modules(model):
             if self._num_ranks > 1:
-                _share_out(planned, mesh)
+                _parallelize(planned, mesh)
 
-    def modules(self, model: nn.Module) -> list[Planned]:
-        """Those of a model that are to be shared out; of several patterns that match, the first counts."""
+    def modules(self, model: nn.Module) -> list[PlannedModule]:
+        """Return a model's modules to split. Of several patterns that match, the first counts."""
         chosen = []
-        tied = _tied(model)
+        tied = _modules_with_tied_weights(model)
         uncalled = inside_attention(model)
         for path, module in model.named_modules():
             self._paths.append(path)
@@ -77,22 +82,22 @@ class TensorPlan:
             if pattern is None:
                 continue
             self._unmatched.discard(pattern)
-            planned = Planned(path, module, self._plan[pattern])
+            planned = PlannedModule(path, module, self._plan[pattern])
             _check(planned, self._num_ranks)
             if module in uncalled:
                 raise UserError(
-                    f"tensor_plan: {path} is inside a MultiheadAttention, which does not call it: write attention with "
-                    "Linear layers of its own"
+                    f"tensor_plan: {path} is inside a MultiheadAttention, which does not call it: build attention from "
+                    "separate Linear layers"
                 )
             if module in tied:
                 raise UserError(
-                    f"tensor_plan: {path} shares its weight with another module, and would lose that: leave it out"
+                    f"tensor_plan: {path} shares its weight with another module, and would stop sharing it: omit it"
                 )
             chosen.append(planned)
         return chosen
 
 
-def _check(planned: Planned, num_ranks: int) -> None:
+def _check(planned: PlannedModule, num_ranks: int) -> None:
     path, module, style = planned
     if not isinstance(module, _KINDS[style]):
         kinds = " or ".join(kind.__name__ for kind in _KINDS[style])
@@ -105,10 +110,10 @@ def _check(planned: Planned, num_ranks: int) -> None:
     else:
         return
     if size % num_ranks:
-        raise UserError(f"tensor_plan: {path} has {size} {what} features, which {num_ranks} ranks cannot share equally")
+        raise UserError(f"tensor_plan: {path} has {size} {what} features, which {num_ranks} ranks cannot split equally")
 
 
-def _share_out(planned: Planned, mesh: Any) -> None:
+def _parallelize(planned: PlannedModule, mesh: Any) -> None:
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
@@ -137,10 +142,9 @@ def _share_out(planned: Planned, mesh: Any) -> None:
         parallelize_module(planned.module, mesh, style, src_data_rank=None)  # all ranks have the same weights already
 
 
-def _tied(model: nn.Module) -> set[nn.Module]:
+def _modules_with_tied_weights(model: nn.Module) -> set[nn.Module]:
     users: dict[nn.Parameter, list[nn.Module]] = {}
     for module in model.modules():
-        for parameter in module._parameters.values():
-            if parameter is not None:
-                users.setdefault(parameter, []).append(module)
+        for parameter in own_parameters(module):
+            users.setdefault(parameter, []).append(module)
     return {module for modules in users.values() if len(modules) > 1 for module in modules}

@@ -1,0 +1,60 @@
+"""Start the processes that `lockstep bench` measures with, and start them again without a contender that fails."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import typer
+
+from lockstep.bench.bench_record import BenchRecord, BenchTask
+from lockstep.bench.contenders import AGAIN, HAND_WRITTEN
+from lockstep.command_line.trial_runs import run_to_end
+from lockstep.errors import EXIT_HANG, EXIT_STOPPED, LockstepError
+
+_MAX_LOG_CHARS = 4000
+
+
+def measure(task: BenchTask, processes: int, folder: Path, failures: dict[str, str], *, quiet: bool) -> BenchRecord:
+    """Measure all contenders that can run on this number of processes.
+
+    Args:
+        task: What to measure; its `folder` is replaced by a new one inside `folder`.
+        processes: How many to start.
+        folder: For results and logs.
+        failures: Reasons by contender. Those in it are left out; those that fail are added, and the others start
+            again, in new processes: a library that fails in the middle of a step leaves the other ranks waiting.
+        quiet: Print no progress.
+    """
+    while True:
+        able = [each for each in task.contenders if each.can_run_on(processes) and each.name not in failures]
+        attempt = folder / f"{processes}-{len(failures)}"
+        attempt.mkdir()
+        code = _run(task._replace(contenders=able, folder=str(attempt)), processes, attempt / "log", quiet=quiet)
+        if code == 0:
+            return BenchRecord(attempt)
+        if code == EXIT_STOPPED:
+            raise typer.Exit(code)
+        failure, log = BenchRecord(attempt).failure(), (attempt / "log").read_text(errors="replace").strip()
+        if failure is None or failure.name in (HAND_WRITTEN, AGAIN):
+            where = "one process" if processes == 1 else f"{processes} processes"
+            raise LockstepError(f"nothing could be measured on {where} (exit code {code}):\n{log[-_MAX_LOG_CHARS:]}")
+        end = "it hung" if code == EXIT_HANG else f"ended with exit code {code}"
+        failures[failure.name] = _cause(log) or failure.reason or end
+        if not quiet:
+            title = next(each.title for each in able if each.name == failure.name)
+            print(f"{title} failed: starting again without it", flush=True)
+
+
+def _run(task: BenchTask, processes: int, log: Path, *, quiet: bool) -> int:
+    """Run the processes and return their exit code: progress goes to the terminal, library output to the log."""
+    nproc = ["-n", str(processes)] if processes > 1 else []
+    command = [sys.executable, "-m", "lockstep", "run", *nproc, "-m", "lockstep.bench.bench_rank", task.to_json()]
+    with log.open("wb") as errors:
+        return run_to_end(command, {}, subprocess.DEVNULL if quiet else None, errors)
+
+
+def _cause(log: str) -> str | None:
+    """The launcher's word on it, which tells the rank that failed from those that failed because of it."""
+    found = re.search("^lockstep: rank .*, the cause: (.*)$", log, re.MULTILINE)
+    return None if found is None else found[1]

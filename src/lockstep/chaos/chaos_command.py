@@ -1,0 +1,80 @@
+"""`lockstep chaos`: train while processes are killed and stopped, and check that nothing was lost."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lockstep.command_line.output_paths import trial_folder
+from lockstep.config import environment
+from lockstep.errors import UserError
+
+if TYPE_CHECKING:
+    from lockstep.chaos.chaos_trial import ChaosOptions
+
+
+def chaos(
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML file or the name of a built-in recipe.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="key=value", help="Settings by dotted path: optim.lr=1e-3")
+    ] = None,
+    kills: Annotated[int, typer.Option("--kills", metavar="K", min=1, help="How many processes to kill.")] = 20,
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="S", help="Decides which processes are hit, when and how.")
+    ] = 0,
+    nproc: Annotated[
+        int,
+        typer.Option("-n", "--nproc-per-node", metavar="N", min=1, help="Processes at most; the job is resized too."),
+    ] = 2,
+    keep: Annotated[
+        Path | None,
+        typer.Option("--keep", metavar="DIR", help="Keep the runs here; default: only if something was lost."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only the verdict, as JSON.")] = False,
+) -> None:
+    """Train while processes are killed and stopped at random, and check that nothing was lost.
+
+    \b
+    lockstep chaos digits --kills 20 --seed 1
+    lockstep chaos mine.yaml checkpoint.every=50 --kills 100 --seed 7 -n 4
+
+    First, one run is made undisturbed. Then faults are injected into further runs, in every phase: ranks, data workers
+    and launchers are killed, and the job is resized. These runs must make the same steps, use each sample once, end
+    with the same bits, and leave nothing behind. The same seed plans the same faults. Exit code 0 if nothing was lost,
+    3 otherwise.
+    """
+    from lockstep.chaos.chaos_trial import ChaosOptions
+    from lockstep.command_line.trial_runs import check_trial_config, has_data_workers, trial_overrides
+    from lockstep.recipes.registry import load_recipe
+
+    if sys.platform != "linux":
+        raise UserError(f"lockstep chaos needs /proc, which {sys.platform} does not have: use Linux")
+    if environment.read_role(nproc_given=False) == "worker":
+        raise UserError("lockstep chaos starts its own processes: run it once, without a launcher")
+    changes = overrides or []
+    _, settings = load_recipe(config, changes)
+    check_trial_config(settings, nproc)  # before time is spent on the undisturbed run
+    options = ChaosOptions(kills, seed, nproc, with_data_workers=has_data_workers(settings))
+    raise typer.Exit(_run(keep, config, [*changes, *trial_overrides(settings)], options, as_json))
+
+
+def _run(keep: Path | None, config: str, changes: list[str], options: "ChaosOptions", as_json: bool) -> int:
+    """Run it in `keep`, or in a temporary folder that is kept only if something was lost; return the exit code."""
+    from lockstep.chaos.chaos_trial import run_chaos
+
+    def report(line: str) -> None:
+        if not as_json:
+            print(line, flush=True)
+
+    with trial_folder(keep, "chaos") as folder:
+        verdict = run_chaos(config, changes, options, folder=folder.path, report=report)
+        folder.is_kept |= verdict.exit_code != 0
+    if as_json:
+        print(json.dumps({**verdict.as_json(), "folder": str(folder.path) if folder.is_kept else None}, indent=1))
+    for line in verdict.lines():
+        report(line)
+    if folder.is_kept:
+        report(f"the plan, the injected faults and the runs are in {folder.path}")
+    return verdict.exit_code

@@ -1,0 +1,1 @@
+"""`lockstep ckpt`: list, verify, audit, compare and export checkpoints."""

@@ -1,0 +1,1 @@
+"""What several commands share: launch options, trial runs, and files written for the user."""

@@ -1,0 +1,171 @@
+"""The options of every command that launches processes: torchrun's, by the same names, and those of supervision."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import typer
+
+from lockstep.config import environment
+from lockstep.errors import UserError
+from lockstep.launcher.launch_plan import LaunchPlan, OnHang, SupervisionOptions, check_plan
+
+_DEFAULTS = SupervisionOptions()
+
+
+def _options(
+    nproc: Annotated[
+        str | None,
+        typer.Option(
+            "-n",
+            "--nproc-per-node",
+            metavar="N|auto|MIN:MAX",
+            help="Processes on this machine; auto: one per device; 2:4: four, but fewer if restarts fail.",
+        ),
+    ] = None,
+    nnodes: Annotated[int | None, typer.Option("--nnodes", metavar="N", help="Number of machines.")] = None,
+    node_rank: Annotated[
+        int | None, typer.Option("--node-rank", metavar="K", help="Index of this machine, from 0.")
+    ] = None,
+    master_addr: Annotated[
+        str | None, typer.Option("--master-addr", metavar="HOST", help="Address of machine 0.")
+    ] = None,
+    master_port: Annotated[int | None, typer.Option("--master-port", metavar="PORT", help="Port on machine 0.")] = None,
+    rdzv_endpoint: Annotated[
+        str | None,
+        typer.Option("--rdzv-endpoint", metavar="HOST:PORT", help="Where machines meet, instead of address and port."),
+    ] = None,
+    max_restarts: Annotated[
+        int | None,
+        typer.Option("--max-restarts", metavar="N", help="Restart all ranks at most this often without a new step."),
+    ] = None,
+    grace_s: Annotated[
+        float, typer.Option("--grace", metavar="S", help="Seconds to save and exit after SIGTERM or Ctrl-C.")
+    ] = _DEFAULTS.grace_s,
+    hang_limit: Annotated[
+        str,
+        typer.Option(
+            "--hang-limit",
+            metavar="S|off",
+            help="Seconds without progress that count as a hang; grows with the longest the run has needed.",
+        ),
+    ] = f"{_DEFAULTS.hang_limit_s:g}",
+    on_hang: Annotated[
+        OnHang | None,
+        typer.Option("--on-hang", help="What to do after a hang; default: restart a run that can resume, else stop."),
+    ] = None,
+    cold: Annotated[
+        bool, typer.Option("--cold", help="Start every rank as a new Python, not as a fork with torch imported.")
+    ] = False,
+    incidents: Annotated[
+        Path | None,
+        typer.Option(
+            "--incidents", metavar="DIR", help="Folder for crash and hang reports of a job without a run folder."
+        ),
+    ] = None,
+) -> None:
+    """Declares the options; only its signature is used."""
+
+
+def takes_launch_options(*, max_restarts: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorate a command: replace its parameter `plan` by the launch options, from which the plan is made.
+
+    `max_restarts` is the default of that option. The plan is None if this process is to do the work itself.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        options = inspect.signature(_options, eval_str=True).parameters
+        own = inspect.signature(command, eval_str=True).parameters
+
+        def run(**values: Any) -> None:
+            given = {name: values.pop(name) for name in options}
+            command(**values, plan=_make_plan(max_restarts, **given))
+
+        both = [parameter for name, parameter in own.items() if name != "plan"] + list(options.values())
+        both = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in both]
+        run.__signature__ = inspect.Signature(both)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in both}
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        return run
+
+    return decorate
+
+
+def check_launch_options(nproc: str, values: Mapping[str, Any]) -> None:
+    """Raise the errors that a launch with these parsed options, on `nproc` processes, would raise."""
+    given = {name: values[name] for name in inspect.signature(_options).parameters}
+    plan = _make_plan(0, **(given | {"nproc": nproc}))
+    if plan is not None:
+        check_plan(plan)
+
+
+def _make_plan(
+    default_restarts: int,
+    *,
+    nproc: str | None,
+    nnodes: int | None,
+    node_rank: int | None,
+    master_addr: str | None,
+    master_port: int | None,
+    rdzv_endpoint: str | None,
+    max_restarts: int | None,
+    grace_s: float,
+    hang_limit: str,
+    on_hang: OnHang | None,
+    cold: bool,
+    incidents: Path | None,
+) -> LaunchPlan | None:
+    """The launch to make, or None if this process is to do the work itself."""
+    if nproc is None or environment.read_role(nproc_given=True) != "agent":
+        given = {
+            "--nnodes": nnodes,
+            "--node-rank": node_rank,
+            "--master-addr": master_addr,
+            "--master-port": master_port,
+            "--rdzv-endpoint": rdzv_endpoint,
+            "--max-restarts": max_restarts,
+            "--on-hang": on_hang,
+            "--incidents": incidents,
+        }
+        for name, value in given.items():
+            if value is not None:
+                raise UserError(f"{name} {value} needs -n: add the number of processes on this machine")
+        return None
+    nproc_range = read_nproc(nproc)
+    supervision = SupervisionOptions(
+        max_restarts=default_restarts if max_restarts is None else max_restarts,
+        min_nproc=nproc_range.least,
+        grace_s=grace_s,
+        hang_limit_s=_seconds("--hang-limit", hang_limit),
+        on_hang=on_hang,
+        is_warm=not cold,
+        incidents=incidents,
+    )
+    return LaunchPlan(nproc_range.most, nnodes, node_rank, master_addr, master_port, rdzv_endpoint, supervision)
+
+
+class NprocRange(NamedTuple):
+    """What `-n` asks for."""
+
+    most: int | Literal["auto"]  # started at first
+    least: int | None  # None: never fewer
+
+
+def read_nproc(nproc: str) -> NprocRange:
+    """Read the option `-n`: a number, `auto`, or `least:most`."""
+    if nproc == "auto":
+        return NprocRange("auto", None)
+    least, colon, most = nproc.rpartition(":")
+    if not most.isdecimal() or (colon and not least.isdecimal()):
+        raise UserError(f"-n {nproc}: expected a whole number, auto, or a minimum and a maximum, as in 2:4")
+    return NprocRange(int(most), int(least) if colon else None)
+
+
+def _seconds(option: str, text: str) -> float | None:
+    if text == "off":
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        raise UserError(f"{option} {text}: expected a number of seconds, or off") from None

@@ -1,0 +1,89 @@
+"""Trial runs that commands start and compare: what their config must be, what overrides it, and how they are run."""
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import IO, TYPE_CHECKING, Any
+
+from lockstep.config import environment
+from lockstep.errors import UserError
+
+if TYPE_CHECKING:  # importing pydantic takes a while
+    from lockstep.config.job_schema import JobConfig
+
+# Overrides that change no bit: without loggers, which may call other services, …
+_OVERRIDES = ("trace=true", "log.tensorboard=false", "log.wandb=null")
+# … without one machine's share of lanes, …
+_TRAINING_OVERRIDES = ("lanes_per_rank=null",)
+# … and without an end that depends on the clock.
+_SEARCH_OVERRIDES = ("max_runtime_hours=null",)
+
+_STOP_GRACE_S = 10.0
+
+
+def check_trial_config(config: "JobConfig", processes: int = 1) -> None:
+    """Refuse a config whose result depends on the number of processes, and more processes than it has lanes."""
+    from lockstep.config.train_schema import Config
+    from lockstep.data.lanes import choose_lanes, share_lanes
+
+    if not isinstance(config, Config):  # a search gives the same result on any number of processes
+        return
+    if config.determinism != "lockstep":
+        raise UserError(f"determinism={config.determinism} promises no bits: add determinism=lockstep")
+    if config.batch.per_device is not None:
+        raise UserError(
+            f"batch.per_device={config.batch.per_device} means another batch on another number of processes: "
+            "add batch.global=…"
+        )
+    assert config.batch.global_batch is not None
+    share_lanes(choose_lanes(config.batch.global_batch) if config.lanes == "auto" else config.lanes, processes)
+
+
+def trial_overrides(config: "JobConfig", steps: int | None = None) -> list[str]:
+    """The overrides for a trial run of this config; `steps` limits its steps, or a search's generations."""
+    from lockstep.config.train_schema import Config
+
+    if isinstance(config, Config):
+        length = [] if steps is None else ["epochs=null", f"steps={steps}"]
+        return [*_OVERRIDES, *_TRAINING_OVERRIDES, *length]
+    length = [] if steps is None else [f"max_generations={steps}", "early_stopping=null"]
+    return [*_OVERRIDES, *_SEARCH_OVERRIDES, *length]
+
+
+def has_data_workers(config: "JobConfig") -> bool:
+    """Whether runs of this config load data in worker processes."""
+    from lockstep.config.train_schema import Config
+
+    return isinstance(config, Config) and config.workers > 0
+
+
+def run_to_end(
+    command: Sequence[str],
+    variables: Mapping[str, str],
+    output: int | IO[Any] | None,
+    errors: int | IO[Any] | None = subprocess.STDOUT,
+) -> int:
+    """Run a command and return its exit code. If this process is stopped meanwhile, so is the command.
+
+    Args:
+        command: The program and its arguments.
+        variables: Environment variables to set besides this process's own.
+        output: Where its standard output goes, as `subprocess` takes it.
+        errors: Where its standard error goes; by default, to `output`.
+    """
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=errors,
+        env=environment.all_variables() | dict(variables),
+    )
+    try:
+        return process.wait()
+    except BaseException:
+        process.terminate()
+        try:
+            process.wait(_STOP_GRACE_S)
+        finally:
+            process.kill()
+            process.wait()
+        raise

@@ -1,0 +1,164 @@
+"""Fetch samples in this process or ahead in worker processes; results come in the order of the requests.
+
+[Note: DataLoader internals] Workers are those of torch's DataLoader. The functions at the end of this file are the only
+ones to use names that it does not make public (last seen in torch 2.13); each does without if its name is gone.
+"""
+
+import os
+import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+from lockstep.errors import UserError
+from lockstep.supervision import heartbeat
+from lockstep.supervision.linux_processes import die_with_parent, signal_name
+from lockstep.supervision.stop_signals import STOP_SIGNALS
+from lockstep.world.world import World
+
+WorkerInit: TypeAlias = Callable[[int], None]
+
+_EXIT_TIMEOUT_S = 1.0  # a process that exits closes its connections first
+
+
+class Fetcher(Protocol):
+    """Answers requests; in worker processes, a copy of it in each."""
+
+    def fetch(self, request: Any) -> Any:
+        """The answer to a request."""
+
+
+@dataclass(frozen=True)
+class Workers:
+    """The processes that fetch samples, and how far ahead they do.
+
+    Args:
+        count: The number of worker processes; 0: this process fetches.
+        init: Called first in each worker, with its number.
+        prefetch: How many global batches are fetched ahead.
+    """
+
+    count: int
+    init: WorkerInit | None = None
+    prefetch: int = 2
+
+    def __post_init__(self) -> None:
+        if self.prefetch < 1:
+            raise UserError(f"prefetch={self.prefetch}: expected 1 or more global batches")
+        if self.count < 0:
+            raise UserError(f"workers={self.count}: expected 0 (this process fetches) or more")
+
+    @contextmanager
+    def fetched(self, source: Fetcher, requests: Iterable[Any], ahead: int, world: World) -> Iterator[Iterator[Any]]:
+        """The answers of `source` to the requests, in order, `ahead` of them in advance; workers end with the context.
+
+        Requests go to the workers in turn: the k-th of them to worker k mod `count`.
+        """
+        if self.count == 0:
+            yield map(source.fetch, requests)
+            return
+        with heartbeat.data_worker_slots(self.count) as places:
+            results = iter(
+                DataLoader(
+                    _FetchDataset(source),
+                    batch_size=None,  # a request is for whole lanes, and its answer is already collated
+                    sampler=requests,
+                    collate_fn=_unchanged,
+                    num_workers=self.count,
+                    prefetch_factor=-(-ahead // self.count),
+                    pin_memory=world.device.type == "cuda",
+                    worker_init_fn=_WorkerStart(os.getpid(), places, self.init),
+                    generator=torch.Generator(),  # without one it draws a number from the caller's generator
+                )
+            )
+            try:
+                yield _answers(results)
+            finally:
+                # torch does this when the iterator is garbage-collected, which a saved traceback would delay.
+                shut_down_workers(results)
+
+
+def _answers(results: Any) -> Iterator[Any]:
+    """The results; if a connection is lost because a worker has died, the error says so."""
+    try:
+        yield from results
+    except (OSError, EOFError) as error:
+        processes = worker_processes(results)
+        ended = wait([worker.sentinel for worker in processes], timeout=_EXIT_TIMEOUT_S)
+        dead = next((worker for worker in processes if worker.sentinel in ended), None)
+        if dead is None:
+            raise
+        dead.join()
+        how = signal_name(-dead.exitcode) if dead.exitcode < 0 else f"exit code {dead.exitcode}"
+        raise RuntimeError(f"DataLoader worker (pid {dead.pid}) has died ({how})") from error
+
+
+@dataclass(frozen=True)
+class _WorkerStart:
+    """What a worker process does first."""
+
+    parent: int
+    places: Sequence[int]  # in its rank's heartbeat page
+    init: WorkerInit | None
+
+    def __call__(self, number: int) -> None:
+        die_with_parent(self.parent)
+        for each in STOP_SIGNALS:
+            signal.signal(each, signal.SIG_IGN)  # the rank handles them, and needs its data until it has stopped
+        heartbeat.begin_data_worker(number, self.places)
+        if self.init is not None:
+            self.init(number)
+
+
+class _FetchDataset(Dataset[Any]):
+    """A source as a data set for torch's DataLoader: its indices are requests."""
+
+    def __init__(self, source: Fetcher) -> None:
+        self._source = source
+
+    def __getitem__(self, request: Any) -> Any:
+        return self._source.fetch(request)
+
+
+def _unchanged(answer: Any) -> Any:
+    return answer  # torch's default would turn numpy arrays into tensors, which fetching in this process does not
+
+
+# What torch's DataLoader does not make public. [Note: DataLoader internals]
+
+
+def shut_down_workers(results: Any) -> None:
+    """End the worker processes of a DataLoader's iterator now, instead of when it is garbage-collected."""
+    shut_down = getattr(results, "_shutdown_workers", None)
+    if shut_down is not None:
+        shut_down()
+
+
+def worker_processes(results: Any) -> list[Any]:
+    """The worker processes of a DataLoader's iterator; none if it does not tell."""
+    return list(getattr(results, "_workers", ()))
+
+
+def hide_worker_info() -> None:
+    """Make `torch.utils.data.get_worker_info()` return None in this worker process.
+
+    A data set that splits itself among the workers it sees would lose samples, because lockstep splits it already.
+    """
+    if get_worker_info() is None:
+        return
+    try:
+        import torch.utils.data._utils.worker as torch_worker
+    except ImportError:
+        pass
+    else:
+        torch_worker._worker_info = None
+    if get_worker_info() is not None:
+        raise UserError(
+            f"iterable data sets cannot be read by workers with torch {torch.__version__}, which shows them its worker "
+            "info: use workers=0, or torch 2.13"
+        )

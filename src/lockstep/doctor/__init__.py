@@ -1,0 +1,1 @@
+"""`lockstep doctor`: check whether this machine is ready for training."""

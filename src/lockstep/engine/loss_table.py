@@ -1,0 +1,226 @@
+"""The table shared in every step: each lane's samples, loss sums and counts, and control flags.
+
+[Note: requests] A rank that stopped or saved alone would leave the others waiting for it. So a rank's request goes
+to all ranks in the table that every step shares anyway, and all ranks act on it after the same step.
+"""
+
+import hashlib
+import operator
+from collections import deque
+from collections.abc import Mapping
+from functools import reduce
+from operator import or_
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lockstep.errors import UserError
+
+Count = int | float | Tensor
+Term = tuple[Tensor, Count]
+Terms = Mapping[str, Term]
+
+ONLY_TERM = "loss"  # the name of a loss that is one sum and one count
+MAX_TERMS = 8
+
+STOP = 1  # control flag: save, and end the attempt
+SNAPSHOT = 2  # control flag: keep the state in memory
+
+_SIZE, _NAMES, _NUM_TERMS, _FLAGS, _FIRST_COUNT, _FIRST_SUM = 0, 1, 2, 3, 4, 4 + MAX_TERMS
+_NUM_COLUMNS = _FIRST_SUM + MAX_TERMS
+
+
+def as_terms(loss: Term | Terms) -> Terms:
+    """Return a loss as terms by name. Accepts (sum, count), and terms by name with a count each."""
+    if isinstance(loss, tuple) and len(loss) == 2:
+        return {ONLY_TERM: loss}
+    if not isinstance(loss, Mapping):
+        raise UserError(
+            f"a loss is a sum and a count, (sum, count) or {{name: (sum, count), …}}, not a {type(loss).__name__}: "
+            "return the sum over the samples and their number"
+        )
+    if not 1 <= len(loss) <= MAX_TERMS:
+        raise UserError(f"a loss has 1 to {MAX_TERMS} terms, not {len(loss)}: add up terms with the same count")
+    return loss
+
+
+def nonzero(counts: Tensor) -> Tensor:
+    """Return counts that can be divided by: 1 in the place of 0."""
+    return torch.where(counts == 0, torch.ones_like(counts), counts)
+
+
+class LossTable:
+    """One row for each lane: its samples, and its terms' sums and counts. Each rank fills in its own lanes' rows."""
+
+    def __init__(self, num_lanes: int, device: torch.device) -> None:
+        self._num_lanes = num_lanes
+        self._device = device
+        self._rows: dict[int, _Row] = {}
+        self._shared: Tensor | None = None  # all ranks' rows, once they are here
+        self.names: tuple[str, ...] = ()  # of the terms, once a lane has been run here
+
+    def add_lane(self, lane: int, size: int) -> None:
+        """Add a row for a lane of `size` samples."""
+        self._rows[lane] = _Row(size, [], [])
+
+    def record(self, lane: int, terms: Terms) -> None:
+        """Add a backward pass's loss sums and counts to a lane's row."""
+        names = tuple(terms)
+        if names != (self.names or names):
+            raise UserError(
+                f"loss terms {list(names)} after {list(self.names)}: return the same names, in the same order"
+            )
+        self.names = names
+        row = self._rows[lane]
+        for number, (loss_sum, count) in enumerate(terms.values()):
+            count = count if type(count) is int else as_count(count)
+            value = loss_sum.detach() if loss_sum.dim() == 0 else loss_sum.detach().reshape(())
+            if len(row.sums) == number:
+                row.sums.append(value)
+                row.counts.append(count)
+            else:
+                row.sums[number] = row.sums[number] + value
+                row.counts[number] += count
+
+    def local(self, flags: int = 0) -> Tensor:
+        """Return the table in fp64 with this rank's rows, and zeros elsewhere. `flags`: this rank's control flags."""
+        table = torch.zeros(self._num_lanes, _NUM_COLUMNS, dtype=torch.float64)
+        num_terms, names = len(self.names), _fingerprint(self.names)
+        for lane, row in self._rows.items():
+            numbers = [count if isinstance(count, int | float) else 0.0 for count in row.counts]
+            table[lane, : _FIRST_COUNT + len(numbers)] = torch.tensor(
+                [row.size, names, num_terms, flags, *numbers], dtype=torch.float64
+            )
+        table = table.to(self._device)
+        for lane, row in self._rows.items():
+            if row.sums:
+                table[lane, _FIRST_SUM : _FIRST_SUM + num_terms] = torch.stack(row.sums)
+            for term, count in enumerate(row.counts):
+                if isinstance(count, Tensor):
+                    table[lane, _FIRST_COUNT + term] = count
+        return table
+
+    def complete(self, rows: Tensor) -> None:
+        """Take in all ranks' rows: the sum of their local tables.
+
+        That sum is exact in any order, because every element is zero on all ranks but one.
+        """
+        self._shared = rows
+
+    def check_names(self) -> None:
+        """Raise if the ranks' losses have different terms: gradients of different terms would be added up."""
+        if len({names for names in self._all_rows[:, _NAMES].tolist() if names}) > 1:
+            raise UserError(
+                f"loss terms differ between ranks; here they are {list(self.names)}: "
+                "return the same names, in the same order, on every rank"
+            )
+
+    @property
+    def num_terms(self) -> int:
+        """The number of terms of the loss; 0 if no lane had a loss."""
+        return len(self.names) or int(self._all_rows[:, _NUM_TERMS].max())
+
+    @property
+    def sizes(self) -> list[int]:
+        """Each lane's number of samples."""
+        return [int(size) for size in self._all_rows[:, _SIZE].tolist()]
+
+    def scale(self, term: int) -> Tensor:
+        """Return one over a term's count over all lanes; 1 where the count is 0, as the sums are zero then."""
+        counts = [row.counts[term] for row in self._rows.values() if row.counts]
+        if self._shared is None and all(isinstance(count, int) for count in counts):
+            # All lanes are on this rank, and integers add up the same in any order: no table is needed.
+            return torch.tensor(1.0 / (sum(counts) or 1), dtype=torch.float64, device=self._device)
+        return 1.0 / nonzero(self._all_rows[:, _FIRST_COUNT + term].sum())
+
+    def loss(self) -> Tensor:
+        """Return the loss: each term's sum over its count, added up."""
+        sums = self._all_rows[:, _FIRST_SUM : _FIRST_SUM + self.num_terms].contiguous().sum(0)
+        counts = self._all_rows[:, _FIRST_COUNT : _FIRST_COUNT + self.num_terms].contiguous().sum(0)
+        return (sums / nonzero(counts)).sum()
+
+    def loss_sums(self) -> list[Tensor]:
+        """Return every lane's loss sums, in tensors that nobody else uses."""
+        if self._shared is None:
+            return [torch.stack([loss_sum for row in self._rows.values() for loss_sum in row.sums])]
+        return [self._shared[:, _FIRST_SUM : _FIRST_SUM + self.num_terms]]
+
+    @property
+    def flags(self) -> Tensor:
+        """The ranks' control flags, by lane; once all ranks' rows are here."""
+        return self._all_rows[:, _FLAGS]
+
+    def nonfinite_lanes(self) -> list[int]:
+        """Return the lanes with a loss sum that is not finite."""
+        sums = self._all_rows[:, _FIRST_SUM : _FIRST_SUM + self.num_terms]
+        return (~sums.isfinite().all(dim=1)).nonzero().flatten().tolist()
+
+    @property
+    def _all_rows(self) -> Tensor:
+        if self._shared is None:
+            self._shared = self.local()
+        return self._shared
+
+
+def as_count(count: Any) -> Count:
+    """Return a count as a Python number or as a tensor of no dimension. NumPy numbers are accepted, too."""
+    if isinstance(count, Tensor) and count.numel() == 1:
+        return count.detach().reshape(())
+    try:
+        return operator.index(count)
+    except TypeError:
+        pass
+    try:
+        return float(count)
+    except (TypeError, ValueError, RuntimeError):
+        raise UserError(f"a loss's count is a number or a tensor of one element, not {count!r}") from None
+
+
+def _fingerprint(names: tuple[str, ...]) -> int:
+    """Return an integer that fp64 holds exactly; 0 for no names."""
+    return int.from_bytes(hashlib.blake2b("\x1f".join(names).encode(), digest_size=6).digest()) if names else 0
+
+
+class _Row(NamedTuple):
+    size: int
+    sums: list[Tensor]
+    counts: list[Count]
+
+
+class ControlFlags:
+    """What this rank asks of all ranks, and what all ranks have asked for. [Note: requests]"""
+
+    def __init__(self) -> None:
+        self._own = 0  # asked for by this rank, and not sent yet
+        self._received = 0
+        self._copies: deque[tuple[Tensor, torch.cuda.Event]] = deque()  # of flags on a GPU, not read yet
+
+    def ask(self, flags: int) -> None:
+        """Ask all ranks for something, with this rank's next step."""
+        self._own |= flags
+
+    def pass_on(self) -> int:
+        """Return what this rank asks for, to be sent to all ranks."""
+        own, self._own = self._own, 0
+        return own
+
+    def receive(self, flags: Tensor) -> None:
+        """Take in what all ranks ask for, one number for each lane. Call it once a step, in order."""
+        if flags.is_cpu:
+            self._received |= reduce(or_, map(int, flags.tolist()), 0)
+            return
+        # Reading them now would make the host wait for the GPU in every step: they are read after the next step's.
+        copy = torch.empty(flags.shape, dtype=flags.dtype, pin_memory=True).copy_(flags, non_blocking=True)
+        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        copied.record()
+        self._copies.append((copy, copied))
+
+    def take(self) -> int:
+        """Return what was asked for since the last call: the same on every rank."""
+        while len(self._copies) > 1:
+            copy, copied = self._copies.popleft()
+            copied.synchronize()
+            self._received |= reduce(or_, map(int, copy.tolist()), 0)
+        received, self._received = self._received, 0
+        return received

@@ -1,0 +1,215 @@
+"""Torch's private names that training depends on: an adapter for each, used nowhere else.
+
+Every function says what it relies on. Where torch has a public way to the same bits, that way is the fallback, and a
+torch release that drops the private name costs speed only. What has no fallback fails in
+`tests/contracts/test_private_names_engine.py`, which names the torch version. Seen in all tested versions of torch.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import graph
+from torch.nn import Parameter
+from torch.nn.modules import batchnorm
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+_engine_run_backward: Any = getattr(graph, "_engine_run_backward", None)
+_norm_base: Any = getattr(batchnorm, "_NormBase", None)
+_batch_norm_base: Any = getattr(batchnorm, "_BatchNorm", None)
+
+_NORM_CLASSES: tuple[type[nn.Module], ...] = (
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.SyncBatchNorm,
+    nn.InstanceNorm1d,
+    nn.InstanceNorm2d,
+    nn.InstanceNorm3d,
+    nn.LazyBatchNorm1d,
+    nn.LazyBatchNorm2d,
+    nn.LazyBatchNorm3d,
+    nn.LazyInstanceNorm1d,
+    nn.LazyInstanceNorm2d,
+    nn.LazyInstanceNorm3d,
+)
+
+
+# Autograd: `torch.autograd.graph._engine_run_backward`, `Tensor._version`, `Tensor._values`
+
+
+def backward_without_checks(
+    losses: Sequence[Tensor], scales: Sequence[Tensor], *, retain_graph: bool, inputs: Sequence[Parameter] | None
+) -> None:
+    """Run `torch.autograd.backward` without its argument checks, which take a tenth of a small model's backward pass.
+
+    Relies on `_engine_run_backward`; falls back to `torch.autograd.backward`, with the same bits.
+    """
+    if _engine_run_backward is None:
+        torch.autograd.backward(losses, scales, retain_graph=retain_graph, inputs=inputs)
+        return
+    _engine_run_backward(
+        tuple(losses),
+        tuple(scales),
+        retain_graph,
+        False,  # create_graph
+        () if inputs is None else tuple(inputs),
+        allow_unreachable=True,
+        accumulate_grad=True,
+    )
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return how often a tensor was changed in place. Relies on `Tensor._version`; no public name tells it."""
+    return tensor._version
+
+
+def stored_values(sparse: Tensor) -> Tensor:
+    """Return a sparse tensor's values as stored, duplicates included.
+
+    Relies on `Tensor._values`: the public `values()` needs a coalesced tensor, and coalescing adds duplicates up.
+    """
+    return sparse._values()
+
+
+# Operations on lists of tensors: `torch._foreach_*`, `torch._amp_foreach_non_finite_check_and_unscale_`
+
+
+def add_all_(tensors: list[Tensor], others: list[Tensor]) -> None:
+    """Add `others[i]` to `tensors[i]`, in place, in as few kernels as possible."""
+    if hasattr(torch, "_foreach_add_"):
+        torch._foreach_add_(tensors, others)
+    else:
+        for tensor, other in zip(tensors, others, strict=True):
+            tensor.add_(other)
+
+
+def copy_all_(tensors: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy `sources[i]` into `tensors[i]`, in as few kernels as possible."""
+    if hasattr(torch, "_foreach_copy_"):
+        torch._foreach_copy_(tensors, sources)
+    else:
+        for tensor, source in zip(tensors, sources, strict=True):
+            tensor.copy_(source)
+
+
+def multiply_all_(tensors: list[Tensor], factor: Tensor) -> None:
+    """Multiply all tensors, which have one dtype and device, by a tensor of no dimension, in place."""
+    if hasattr(torch, "_foreach_mul_"):
+        torch._foreach_mul_(tensors, factor)
+    else:
+        for tensor in tensors:
+            tensor.mul_(factor)
+
+
+def interpolate_all_(tensors: list[Tensor], others: list[Tensor], weight: float) -> None:
+    """Move `tensors[i]` towards `others[i]` by a share `weight` of the way, in place, in as few kernels as possible."""
+    if hasattr(torch, "_foreach_lerp_"):
+        torch._foreach_lerp_(tensors, others, weight)
+    else:
+        for tensor, other in zip(tensors, others, strict=True):
+            tensor.lerp_(other, weight)
+
+
+def are_all_finite(tensors: list[Tensor]) -> bool:
+    """Return whether every element of these non-empty tensors of one dtype and device is finite.
+
+    Relies on the loss scaler's kernel, the fastest check there is: it multiplies by one and looks at every element on
+    the way. It does not exist for bfloat16 on every device; there a norm shows the same.
+    """
+    if tensors[0].dtype == torch.bfloat16 and hasattr(torch, "_foreach_norm"):
+        return bool(torch.stack(list(torch._foreach_norm(tensors, torch.inf))).isfinite().all())
+    if tensors[0].dtype == torch.bfloat16 or not hasattr(torch, "_amp_foreach_non_finite_check_and_unscale_"):
+        return all(bool(tensor.isfinite().all()) for tensor in tensors)
+    one = _one(tensors[0].device)
+    found = torch.zeros_like(one)
+    torch._amp_foreach_non_finite_check_and_unscale_(tensors, found, one)
+    return found.item() == 0.0
+
+
+@cache
+def _one(device: torch.device) -> Tensor:
+    return torch.ones(1, device=device)
+
+
+# Modules: `Module._buffers`, `_NormBase` and `_BatchNorm` of batchnorm, the class that `fully_shard` makes
+
+
+def buffer_names(module: nn.Module) -> list[str]:
+    """Return the names of a module's own buffers, empty ones included, which `named_buffers` omits."""
+    return list(module._buffers)
+
+
+def get_buffer(module: nn.Module, name: str) -> Tensor | None:
+    """Return one of a module's own buffers."""
+    return module._buffers[name]
+
+
+def set_buffer(module: nn.Module, name: str, tensor: Tensor | None) -> None:
+    """Put another tensor in a buffer's place. Past `__setattr__`, which a module's author may have changed."""
+    module._buffers[name] = tensor
+
+
+def is_batch_norm(module: nn.Module) -> bool:
+    """Relies on `_BatchNorm`, the base of all batch norms; falls back to torch's own classes."""
+    if _batch_norm_base is not None:
+        return isinstance(module, _batch_norm_base)
+    return isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm)
+
+
+def has_running_statistics(module: nn.Module) -> bool:
+    """Return whether a module is a batch norm or an instance norm, of whatever dimension.
+
+    Relies on their base class `_NormBase`; falls back to the public classes.
+    """
+    return isinstance(module, _NORM_CLASSES if _norm_base is None else _norm_base)
+
+
+def class_before_sharding(module: nn.Module) -> type[nn.Module]:
+    """Return the class that a module's author gave it.
+
+    Relies on `fully_shard` making a subclass of `FSDPModule` and the author's class; the order does not matter.
+    """
+    kind = type(module)
+    if any(base.__name__ == "FSDPModule" for base in kind.__bases__):
+        return next(base for base in kind.__bases__ if base.__name__ != "FSDPModule")
+    return kind
+
+
+# DistributedDataParallel: `_check_reducer_finalized`
+
+
+def has_reduced_every_bucket(ddp: DistributedDataParallel) -> bool:
+    """Return whether the latest backward pass has reduced all of DistributedDataParallel's buckets.
+
+    Relies on `_check_reducer_finalized`. Without it the answer is yes: an unused parameter is then reported by
+    DistributedDataParallel itself, one step later and without its name.
+    """
+    check: Any = getattr(ddp, "_check_reducer_finalized", None)
+    if check is None:
+        return True
+    try:
+        check()
+    except RuntimeError:
+        return False
+    return True
+
+
+# Optimizers: `_optimizer_step_pre_hooks`, `_optimizer_step_post_hooks`, `_opt_called`
+
+
+def share_step_hooks(optimizer: Optimizer, other: Optimizer) -> None:
+    """Let `other` run the step hooks of `optimizer`, also those registered later. There is no public way."""
+    other._optimizer_step_pre_hooks = optimizer._optimizer_step_pre_hooks
+    other._optimizer_step_post_hooks = optimizer._optimizer_step_post_hooks
+
+
+def mark_as_stepped(optimizer: Optimizer) -> None:
+    """Tell torch's schedulers that an optimizer has stepped, where a copy of it did.
+
+    Relies on `_opt_called`. Without it schedulers warn that they ran before the optimizer; nothing else changes.
+    """
+    optimizer._opt_called = True  # type: ignore[attr-defined]

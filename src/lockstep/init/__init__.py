@@ -1,0 +1,1 @@
+"""`lockstep init`: write a training script to start from."""

@@ -1,0 +1,152 @@
+"""Sinks in front of the logger backends: turn events into values, and contain failures."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from lockstep.errors import UserError
+from lockstep.events.event_log import Event, Sink
+from lockstep.events.run_folder import RunFolder
+
+logger = logging.getLogger("lockstep")
+
+_ENVELOPE = ("t", "attempt", "step", "kind")
+_SCALAR_GROUPS = {"step": "train", "eval": "eval"}  # kinds whose numbers become curves; other kinds become text
+_NON_FINITE = ("nan", "inf", "-inf")  # how an event spells them
+
+
+class LoggedValues(NamedTuple):
+    """What one event has to show, by name."""
+
+    step: int
+    t: float
+    scalars: dict[str, float]
+    images: dict[str, Path]
+    texts: dict[str, str]
+
+
+class LoggerBackend(Protocol):
+    """A service or file format that shows scalars, images and text over the steps of a run."""
+
+    def open(self, start: Event, config: str) -> None:
+        """Start the run, or resume it. `config`: its settings as YAML, with secrets as references."""
+        ...
+
+    def show(self, values: LoggedValues) -> None:
+        """Write the values of one event."""
+        ...
+
+    def close(self, *, failed: bool) -> None:
+        """Flush everything and leave nothing running. Also called after `open` has raised."""
+        ...
+
+
+class LoggerSink:
+    """Passes a run's events to a backend, which it opens at the start event: only then does the run own its folder."""
+
+    def __init__(self, backend: LoggerBackend, folder: Path) -> None:
+        self._backend = backend
+        self._folder = RunFolder(folder)
+        self._is_open = False
+        self._has_ended = False
+
+    def emit(self, event: Event) -> None:
+        """Show an event."""
+        if event["kind"] == "start" and not self._is_open:
+            self._is_open, self._has_ended = True, False
+            self._backend.open(event, self._folder.config.read_text())
+        self._has_ended |= event["kind"] == "end"
+        self._backend.show(logged_values(event, self._folder.path))
+
+    def close(self) -> None:
+        """Close the backend. A run that is closed without an end event has failed."""
+        if self._is_open:
+            self._is_open = False
+            self._backend.close(failed=not self._has_ended)
+
+
+class GuardedSink:
+    """Passes events on until the sink raises; then switches the sink off with one warning, and training continues.
+
+    A UserError passes through: it means that training must not continue.
+    """
+
+    def __init__(self, sink: Sink, name: str) -> None:
+        self._sink: Sink | None = sink
+        self._name = name
+
+    def emit(self, event: Event) -> None:
+        """Pass an event on, unless the sink has failed before."""
+        if self._sink is None:
+            return
+        try:
+            self._sink.emit(event)
+        except UserError:
+            raise
+        except Exception as error:
+            self._warn(f"is switched off at step {event['step']}, training continues", error)
+            failed, self._sink = self._sink, None
+            self._close(failed)
+
+    def close(self) -> None:
+        """Close the sink, unless it has failed before."""
+        if self._sink is not None:
+            self._close(self._sink)
+
+    def _close(self, sink: Sink) -> None:
+        try:
+            sink.close()
+        except Exception as error:
+            if self._sink is not None:  # otherwise it has already failed with a warning
+                self._warn("did not close cleanly", error)
+
+    def _warn(self, problem: str, error: Exception) -> None:
+        reason = " ".join(str(error).split())
+        logger.warning("%s %s: %s", self._name, problem, f"{type(error).__name__}: {reason}" if reason else repr(error))
+
+
+def logged_values(event: Event, folder: Path) -> LoggedValues:
+    """Name what an event shows: `train/loss`, `eval/accuracy`, `images/NAME`, `texts/NAME`, `run/checkpoint` …
+
+    Args:
+        event: the event as a sink receives it.
+        folder: the run folder, which image paths are relative to.
+    """
+    kind, fields = event["kind"], event_fields(event)
+    images, texts = fields.pop("images", {}), fields.pop("texts", {})
+    group = _SCALAR_GROUPS.get(kind)
+    if group == "eval":
+        fields |= fields.pop("metrics", {})
+    shown_texts = {f"texts/{name}": text for name, text in texts.items()}
+    if group is None:
+        shown_texts[f"run/{kind}"] = "\n".join(_text_lines(fields))
+    return LoggedValues(
+        event["step"],
+        event["t"],
+        scalars={} if group is None else dict(_scalars(fields, group)),
+        images={f"images/{name}": folder / path for name, path in images.items()},
+        texts=shown_texts,
+    )
+
+
+def event_fields(event: Event) -> dict[str, Any]:
+    """Return an event without its time, attempt, step and kind."""
+    return {name: value for name, value in event.items() if name not in _ENVELOPE}
+
+
+def _scalars(fields: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
+    """Yield the numbers in nested fields by their path. Lists are not curves."""
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            yield from _scalars(value, f"{prefix}/{name}")
+        elif isinstance(value, int | float) or value in _NON_FINITE:
+            yield f"{prefix}/{name}", float(value)
+
+
+def _text_lines(fields: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            yield from _text_lines(value, f"{prefix}{name}/")
+        else:
+            yield f"{prefix}{name}: {value}"

@@ -1,0 +1,103 @@
+"""Follow a growing JSON-lines file: each read returns the lines added since the last.
+
+Nothing in the file is trusted: `parse_number` and `parse_count` read single values out of its lines.
+"""
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from lockstep.events.jsonl import parse_json
+
+_MAX_LINE_BYTES = 2**20
+
+
+class JsonlTail:
+    """Yields complete JSON objects: an unfinished line is left for later, invalid and overlong ones are skipped."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset = 0
+        self._identity: tuple[int, int] | None = None
+        self._is_in_overlong = False
+
+    def read_new(self) -> Iterator[dict[str, Any]]:
+        """Yield the objects added since the last call; nothing if the file does not exist."""
+        with open_regular_file(self.path) as file:
+            if file is None:
+                return
+            status = os.fstat(file.fileno())
+            self._identity = status.st_dev, status.st_ino
+            file.seek(self._offset)
+            while line := file.readline(_MAX_LINE_BYTES):
+                is_whole = line.endswith(b"\n")
+                if not is_whole and len(line) < _MAX_LINE_BYTES:
+                    return  # cut off by a kill, or not yet written to its end
+                self._offset += len(line)
+                is_rest, self._is_in_overlong = self._is_in_overlong, not is_whole
+                if is_whole and not is_rest:
+                    yield from _parse_object(line)
+
+    def is_replaced(self) -> bool:
+        """Is there now another file, or a shorter one? Then everything read so far is void."""
+        if self._identity is None:
+            return False
+        try:
+            status = self.path.lstat()
+        except OSError:
+            return True
+        return (status.st_dev, status.st_ino) != self._identity or status.st_size < self._offset
+
+
+@contextmanager
+def open_regular_file(path: Path) -> Iterator[BinaryIO | None]:
+    """Open a regular file for reading, or give None: a link may lead anywhere, and a pipe may block forever."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        yield None
+        return
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        yield None
+        return
+    with open(descriptor, "rb") as file:  # noqa: PTH123 (a descriptor has no path)
+        yield file
+
+
+def read_bounded(path: Path, max_bytes: int) -> bytes | None:
+    """Return at most the first `max_bytes` of a regular file; None if it cannot be read."""
+    with open_regular_file(path) as file:
+        try:
+            return None if file is None else file.read(max_bytes)
+        except OSError:
+            return None
+
+
+def parse_number(value: Any) -> float | None:
+    """Return a number as events hold it, where `"nan"` and `"inf"` are strings; None for anything else."""
+    if value in ("nan", "inf", "-inf"):
+        return float(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return None
+
+
+def parse_count(value: Any) -> int | None:
+    """Return a non-negative integer of 63 bits; None for anything else."""
+    return value if type(value) is int and 0 <= value < 2**63 else None
+
+
+def _parse_object(line: bytes) -> Iterator[dict[str, Any]]:
+    try:
+        value = parse_json(line)
+    except ValueError:
+        return
+    if isinstance(value, dict):
+        yield value

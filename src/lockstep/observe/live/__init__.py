@@ -1,1 +1,0 @@
-"""`lockstep watch`: a run as it goes on, in the terminal or on a page in the browser."""

@@ -1,1 +1,0 @@
-"""`lockstep report`: a run, or several compared, as text, as JSON and as one page with plots."""

@@ -1,0 +1,1 @@
+"""`lockstep plan`: predict how fast a run would be on more processes."""

@@ -1,0 +1,1 @@
+"""`lockstep report`: one run, or several compared, as text, JSON or a self-contained HTML page."""

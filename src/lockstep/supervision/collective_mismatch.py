@@ -1,0 +1,121 @@
+"""When all ranks wait for each other in collectives: which rank has left the common order?"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from lockstep.supervision.flight_recorder import Collective
+from lockstep.supervision.heartbeat import Phase
+from lockstep.supervision.rank_probe import RankObservation
+from lockstep.supervision.wait_analysis import PeerWait
+
+
+class CollectiveMismatch(NamedTuple):
+    """Which ranks have left the common order of collectives, and how."""
+
+    ranks: tuple[int, ...]  # empty: unknown
+    words: str  # what they did; empty: unknown
+
+
+class _Signature(NamedTuple):
+    """What must agree between the ranks of a collective."""
+
+    name: str
+    sizes: str
+
+
+_UNKNOWN = CollectiveMismatch((), "")
+
+
+def find_mismatch(observed: Sequence[RankObservation], waits: Mapping[int, PeerWait]) -> CollectiveMismatch:
+    """Find the odd ones out: by the flight recorder, else by where most ranks wait, else by which rank is ahead.
+
+    Args:
+        observed: all ranks of the job.
+        waits: where each of them waits, by rank.
+    """
+    recorded = _from_flight_recorder(observed)
+    if recorded is not None:
+        return recorded
+    odd = _minority({rank: wait.words for rank, wait in waits.items()})
+    if odd:
+        return CollectiveMismatch(odd, "")
+    if len(set(waits.values())) == 1:
+        return _UNKNOWN
+    ahead = max(observed, key=_progress)
+    others = [each for each in observed if each is not ahead]
+    if len(others) == 1 and _progress(ahead) > _progress(others[0]):
+        return CollectiveMismatch((ahead.rank,), "")
+    return _UNKNOWN
+
+
+def _from_flight_recorder(observed: Sequence[RankObservation]) -> CollectiveMismatch | None:
+    groups = {collective.group for each in observed for collective in each.collectives}
+    for group in sorted(groups):
+        recorded = {each.rank: _of_group(each.collectives, group) for each in observed}
+        if any(recorded.values()) and (found := _first_difference(recorded)) is not None:
+            return found
+    return None
+
+
+def _of_group(collectives: Sequence[Collective], group: str) -> dict[int, Collective]:
+    return {collective.number: collective for collective in collectives if collective.group == group}
+
+
+def _first_difference(recorded: Mapping[int, Mapping[int, Collective]]) -> CollectiveMismatch | None:
+    """Compare the ranks' collectives by number, as far back as all their recorders go."""
+    first = max((min(each) for each in recorded.values() if each), default=0)
+    last = max((max(each) for each in recorded.values() if each), default=0)
+    common: list[_Signature] = []
+    for number in range(first, last + 1):
+        found = {rank: _signature(each.get(number)) for rank, each in recorded.items()}
+        if len(set(found.values())) == 1 and (signature := next(iter(found.values()))) is not None:
+            common.append(signature)
+            continue
+        expected = _expected_next(common)
+        odd = _minority(found)
+        if not odd and expected is not None:
+            odd = tuple(rank for rank, signature in found.items() if signature != expected)
+        if not 0 < len(odd) < len(found):
+            return None
+        return CollectiveMismatch(odd, _describe(odd, found, expected))
+    return None
+
+
+def _signature(collective: Collective | None) -> _Signature | None:
+    return None if collective is None else _Signature(collective.name, collective.sizes)
+
+
+def _expected_next(common: Sequence[_Signature]) -> _Signature | None:
+    """What followed the last common collective when it occurred before: training repeats itself."""
+    for index in range(len(common) - 1, 0, -1):
+        if common[index - 1] == common[-1]:
+            return common[index]
+    return None
+
+
+def _describe(odd: Sequence[int], found: Mapping[int, _Signature | None], expected: _Signature | None) -> str:
+    theirs = next((signature for rank, signature in found.items() if rank not in odd), None)
+    own = found[odd[0]]
+    who = " and ".join(f"rank {rank}" for rank in odd)
+    have = "has" if len(odd) == 1 else "have"
+    if theirs is not None and (own is None or theirs == expected):
+        return f"{who} {have} skipped the {theirs.name} of {theirs.sizes} that the other ranks call"
+    if own is not None and theirs is not None:
+        return (
+            f"{who} {have} called {own.name} of {own.sizes} where the other ranks call {theirs.name} of {theirs.sizes}"
+        )
+    return f"{who} {have} called {own.name} of {own.sizes}, which the other ranks do not" if own is not None else ""
+
+
+def _minority(by_rank: Mapping[int, object]) -> tuple[int, ...]:
+    """The ranks that differ from what more than half of all ranks have in common."""
+    (common, count), *_ = Counter(by_rank.values()).most_common() or [(None, 0)]
+    if 2 * count <= len(by_rank):
+        return ()
+    return tuple(sorted(rank for rank, value in by_rank.items() if value != common))
+
+
+def _progress(observed: RankObservation) -> tuple[int, int]:
+    phase = observed.heartbeat.phase
+    return observed.heartbeat.step, 0 if phase == Phase.SCRIPT else int(phase)

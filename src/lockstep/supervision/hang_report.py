@@ -1,0 +1,293 @@
+"""Hang reports: which rank is stuck where, which ranks wait for it, and what may help.
+
+Made from observations alone (`lockstep.supervision.rank_probe`), so that every case can be tested without a hanging
+process.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from lockstep.errors import EXIT_HANG
+from lockstep.supervision.collective_mismatch import find_mismatch
+from lockstep.supervision.failure_report import FailureContext, FailureVerdict, describe_place
+from lockstep.supervision.heartbeat import Phase
+from lockstep.supervision.linux_processes import signal_name
+from lockstep.supervision.rank_probe import RankObservation
+from lockstep.supervision.stack_dumps import StackFrame, user_frame
+from lockstep.supervision.wait_analysis import (
+    PeerWait,
+    StuckDataWorker,
+    WaitAnalysis,
+    find_stuck_data_worker,
+    is_waiting_for_data,
+)
+
+_SAME_ORDER = (
+    "Every rank must call the same collectives in the same order: look for a branch, a loop's length or an early "
+    "`continue` that depends on the rank or its data"
+)
+
+
+@dataclass(frozen=True)
+class HangReport:
+    """The explanation of a hang."""
+
+    verdict: FailureVerdict
+    facts: Mapping[str, Any] = field(default_factory=dict)  # for programs: kind, place, stacks of all ranks
+
+
+class _Diagnosis(NamedTuple):
+    """What is wrong with one stuck rank."""
+
+    kind: str  # for programs
+    words: str  # to follow "rank 1 of 2 on host "
+    remedy: str
+    frame: StackFrame | None = None
+    is_from_outside: bool = False
+    facts: Mapping[str, Any] = {}
+
+
+def explain_hang(analyzed: Sequence[WaitAnalysis], hung_ranks: Collection[int], context: FailureContext) -> HangReport:
+    """Explain a hang in one paragraph.
+
+    Args:
+        analyzed: all ranks of this machine.
+        hung_ranks: those that are overdue and do not wait for another rank; none if all ranks wait or have ended.
+        context: the job and the machine.
+    """
+    observed = [each.now for each in analyzed]
+    busy = {each.now.rank for each in analyzed if each.is_busy}
+    waits = {each.now.rank: each.peer_wait for each in analyzed if each.peer_wait is not None}
+    hung = [each for each in observed if each.rank in hung_ranks] or [each for each in observed if each.has_ended]
+    if not hung:
+        if context.world_size > len(observed):
+            return _explain_other_machine(observed, waits, context)
+        return _explain_mismatch(observed, waits, context)
+    first, *others = sorted(hung, key=_since)
+    diagnosis = _diagnose(first, is_busy=first.rank in busy)
+    sentences = [f"{_named(first, context)} {diagnosis.words}"]
+    for other in others:
+        sentences.append(f"So does rank {other.rank}: it {_diagnose(other, is_busy=other.rank in busy).words}")
+    waiting = {rank: wait for rank, wait in waits.items() if rank not in {each.rank for each in hung}}
+    if waiting:
+        sentences.append(_describe_waits(waiting))
+    sentences.append(diagnosis.remedy)
+    at = f" at {diagnosis.frame.place}" if diagnosis.frame is not None else ""
+    verdict = FailureVerdict(
+        EXIT_HANG,
+        [". ".join(sentences)],
+        f"hang, {diagnosis.kind}{at}",
+        first.rank,
+        tuple(sorted(waiting)),
+        is_from_outside=diagnosis.is_from_outside,
+    )
+    phase = first.heartbeat.phase
+    return HangReport(verdict, _facts(diagnosis.kind, phase, diagnosis.frame, observed, waits, diagnosis.facts))
+
+
+def _diagnose(rank: RankObservation, *, is_busy: bool) -> _Diagnosis:
+    if rank.has_ended:
+        step = f" after step {rank.heartbeat.step}" if rank.heartbeat.step else ""
+        return _Diagnosis("early exit", f"has finished its script{step} while other ranks still need it", _SAME_ORDER)
+    hangs = f"hangs{describe_place(rank.heartbeat)} for {_age(rank)}: it"
+    state, pid = rank.state, rank.heartbeat.pid
+    if state is not None and state.is_stopped:
+        return _Diagnosis(
+            "stopped",
+            f"{hangs} is stopped (SIGSTOP, pid {pid}), {_place(rank.frames)}",
+            f"`kill -CONT {pid}` resumes it; a debugger, a shell's job control or a scheduler may have stopped it",
+            user_frame(rank.frames),
+            is_from_outside=True,
+        )
+    if state is not None and state.state == "D":
+        blocked = f" in the {rank.blocked_in}" if rank.blocked_in else ""
+        return _Diagnosis(
+            "blocked in the kernel",
+            f"{hangs} is blocked in the kernel{blocked} and receives no signal, so its line is unknown (pid {pid})",
+            "Look at the disk or the network file system behind it",
+        )
+    if is_waiting_for_data(rank):
+        return _diagnose_data_loading(rank, hangs)
+    frame, place = user_frame(rank.frames), _place(rank.frames)
+    if not rank.has_answered:
+        return _Diagnosis(
+            "native call",
+            f"{hangs} is in a native call that holds the interpreter lock, {place}",
+            "No other Python thread of that rank can run meanwhile; look for a deadlock or an endless loop in that "
+            "library",
+            frame,
+        )
+    if rank.blocked_in:
+        return _Diagnosis(
+            "blocked file",
+            f"{hangs} is blocked in the {rank.blocked_in}, {place}",
+            "Look at what should write to or serve it",
+            frame,
+        )
+    progress = "is busy there, but it has taken far longer than before" if is_busy else "makes no progress"
+    return _Diagnosis(
+        "endless" if is_busy else "idle",
+        f"{hangs} is {place}, and {progress}",
+        "If it is meant to take this long, give a larger --hang-limit",
+        frame,
+    )
+
+
+def _diagnose_data_loading(rank: RankObservation, hangs: str) -> _Diagnosis:
+    worker = find_stuck_data_worker(rank)
+    if worker is None:
+        sample = rank.heartbeat.sample
+        doing = "waits for data" if sample is None else f"reads sample {sample}"
+        blocked = f", blocked in the {rank.blocked_in}" if rank.blocked_in else ""
+        lock = "" if rank.has_answered else ", in a native call that holds the interpreter lock"
+        return _Diagnosis(
+            "data",
+            f"{hangs} {doing}, {_place(rank.frames)}{blocked}{lock}",
+            "Look at what that line waits for",
+            user_frame(rank.frames),
+            facts={"sample": sample},
+        )
+    process = worker.process
+    sample = None if process.data_worker is None else process.data_worker.sample
+    frame = worker.frame or user_frame(rank.frames)
+    reads = "" if sample is None else f", reading sample {sample}"
+    words = f"{hangs} waits for its data worker {worker.number} (pid {process.pid}), which {_describe(worker)}{reads}"
+    if worker.frame is not None:
+        words += f", at {worker.frame.place} in {worker.frame.function}"
+    elif frame is not None:
+        words += f"; it waits at {frame.place}"
+    is_stopped = process.state is not None and process.state.is_stopped
+    return _Diagnosis(
+        "data",
+        words,
+        f"`kill -CONT {process.pid}` resumes it" if is_stopped else "Look at what that worker does there",
+        frame,
+        is_from_outside=is_stopped,
+        facts={"sample": sample, "worker": worker.number, "worker_pid": process.pid},
+    )
+
+
+def _describe(worker: StuckDataWorker) -> str:
+    state = worker.process.state
+    if state is None or state.is_dead:
+        killed = f", killed by {signal_name(state.exit_signal)}" if state is not None and state.exit_signal else ""
+        return f"is dead{killed}"
+    if state.is_stopped:
+        return "is stopped (SIGSTOP)"
+    return f"is blocked in the {worker.process.blocked_in}" if worker.process.blocked_in else "makes no progress"
+
+
+def _explain_mismatch(
+    observed: Sequence[RankObservation], waits: Mapping[int, PeerWait], context: FailureContext
+) -> HangReport:
+    """All ranks of the job wait for each other."""
+    found = find_mismatch(observed, waits)
+    first = next((each for each in observed if each.rank in found.ranks), observed[0])
+    host = f" on {context.host}" if context.host else ""
+    is_same_collective = len(set(waits.values())) <= 1
+    if is_same_collective:
+        heading = f"all {context.world_size} ranks{host} wait in the same collective and make no progress"
+    else:
+        heading = f"all {context.world_size} ranks{host} wait for each other in different collectives"
+    places = [f"rank {each.rank} waits{describe_place(each.heartbeat)} in {_wait_of(each, waits)}" for each in observed]
+    sentences = [f"{heading} for {_age(min(observed, key=_since))}: " + "; ".join(places)]
+    if found.words:
+        sentences.append(f"According to torch's flight recorder, {found.words}")
+    elif found.ranks:
+        sentences.append(f"It seems that rank {found.ranks[0]} has left the common order")
+    is_explained = bool(found.words or found.ranks)
+    sentences.append(
+        "Look at the tensors' sizes and at the network" if is_same_collective and not is_explained else _SAME_ORDER
+    )
+    where = ", ".join(f"rank {each.rank} in {_wait_of(each, waits)}" for each in observed)
+    verdict = FailureVerdict(
+        EXIT_HANG,
+        [". ".join(sentences)],
+        f"hang, different collectives: {where}",
+        found.ranks[0] if found.ranks else None,
+        tuple(each.rank for each in observed if each.rank not in found.ranks),
+    )
+    wait = waits.get(first.rank)
+    frame = None if wait is None else wait.frame
+    return HangReport(verdict, _facts("mismatch", first.heartbeat.phase, frame, observed, waits, {}))
+
+
+def _explain_other_machine(
+    observed: Sequence[RankObservation], waits: Mapping[int, PeerWait], context: FailureContext
+) -> HangReport:
+    """All ranks of this machine wait, so the cause is on another one."""
+    longest = min(observed, key=_since)
+    message = (
+        f"all ranks of this machine ({context.host or 'this one'}) wait for a rank on another machine, for "
+        f"{_age(longest)}: {_describe_waits(waits)}. See the other machines' output"
+    )
+    verdict = FailureVerdict(EXIT_HANG, [message], "hang, of a rank on another machine", is_from_outside=True)
+    return HangReport(verdict, _facts("elsewhere", longest.heartbeat.phase, None, observed, waits, {}))
+
+
+def _named(observed: RankObservation, context: FailureContext) -> str:
+    return f"rank {observed.rank} of {context.world_size}{f' on {context.host}' if context.host else ''}"
+
+
+def _wait_of(observed: RankObservation, waits: Mapping[int, PeerWait]) -> str:
+    wait = waits.get(observed.rank)
+    return "an unknown place" if wait is None else wait.words
+
+
+def _describe_waits(waits: Mapping[int, PeerWait]) -> str:
+    """Say which ranks wait for it, those at the same place together."""
+    by_place: dict[str, list[int]] = {}
+    for rank, wait in sorted(waits.items()):
+        by_place.setdefault(wait.words, []).append(rank)
+    return "; ".join(
+        f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))} "
+        f"{'waits' if len(ranks) == 1 else 'wait'} for it in {place}"
+        for place, ranks in by_place.items()
+    )
+
+
+def _place(frames: Sequence[StackFrame]) -> str:
+    """Name the user's line, and the innermost one if that is another."""
+    frame = user_frame(frames)
+    if frame is None:
+        return f"at {frames[0].place} in {frames[0].function}" if frames else "at an unknown line"
+    inner = "" if frames[0] == frame else f" (inside {frames[0].function}, {frames[0].place})"
+    return f"at {frame.place} in {frame.function}{inner}"
+
+
+def _since(observed: RankObservation) -> float:
+    return observed.heartbeat.since
+
+
+def _age(observed: RankObservation) -> str:
+    return f"{observed.at - observed.heartbeat.since:.0f} s"
+
+
+def _facts(
+    kind: str,
+    phase: Phase,
+    frame: StackFrame | None,
+    observed: Sequence[RankObservation],
+    waits: Mapping[int, PeerWait],
+    more: Mapping[str, Any],
+) -> dict[str, Any]:
+    return {
+        "hang": kind,
+        "phase": phase.name.lower(),
+        "file": None if frame is None else frame.file,
+        "line": None if frame is None else frame.line,
+        **more,
+        "waiting": {str(rank): wait.words for rank, wait in waits.items()},
+        "stacks": {str(each.rank): each.stacks for each in observed},
+        "data_workers": {
+            str(each.rank): {str(child.pid): child.stacks for child in each.children}
+            for each in observed
+            if each.children
+        },
+        "collectives": {
+            str(each.rank): [collective._asdict() for collective in each.collectives]
+            for each in observed
+            if each.collectives
+        },
+    }

@@ -1,0 +1,201 @@
+"""What Linux says about processes (state, children, OOM kills), and parent-death signals.
+
+Everything is read from /proc and the control groups. On systems without them, or where they may not be read, nothing
+is known and the functions that set something do nothing.
+"""
+
+import ctypes
+import os
+import platform
+import re
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+_PAGE = 4096
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+
+# System calls on an open file in which a process may block for long, by machine.
+_FILE_CALLS = {
+    "x86_64": {0: "read", 1: "write", 17: "read", 18: "write", 19: "read", 20: "write", 73: "lock", 72: "lock"}
+    | {74: "flush", 75: "flush", 44: "send to", 45: "receive from", 46: "send to", 47: "receive from", 42: "connect"},
+    "aarch64": {63: "read", 64: "write", 67: "read", 68: "write", 65: "read", 66: "write", 32: "lock", 25: "lock"}
+    | {82: "flush", 83: "flush", 206: "send to", 207: "receive from", 203: "connect"},
+}
+_OPENAT = {"x86_64": 257, "aarch64": 56}
+
+# Options of prctl(2).
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+_MAX_COUNTER_BYTES = 2**16
+_OOM_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
+
+
+class ProcessState(NamedTuple):
+    """One process, as /proc/PID/stat describes it."""
+
+    pid: int
+    name: str
+    state: str  # the kernel's letter: R running, S sleeping, D uninterruptible, T stopped, t traced, Z zombie
+    cpu_s: float  # used so far
+    started: int  # in kernel ticks since boot
+    exit_signal: int  # of a zombie, the signal that killed it; 0 if it exited by itself or we may not know
+
+    @property
+    def is_stopped(self) -> bool:
+        """By SIGSTOP or job control."""
+        return self.state == "T"
+
+    @property
+    def is_traced(self) -> bool:
+        """A debugger has stopped it."""
+        return self.state == "t"
+
+    @property
+    def is_dead(self) -> bool:
+        """It has ended, but its parent has not reaped it yet."""
+        return self.state in "ZX"
+
+
+def process_state(pid: int) -> ProcessState | None:
+    """Return the state of a process, or None if there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    before, _, after = text.rpartition(")")  # the name, in parentheses, may contain anything, even a truncated letter
+    name, fields = before.partition("(")[2], after.split()
+    cpu_s = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+    exit_signal = int(fields[49]) & 0x7F if len(fields) > 49 else 0
+    state = "t" if fields[0] == "T" and _has_tracer(pid) else fields[0]
+    return ProcessState(pid, name, state, cpu_s, int(fields[19]), exit_signal if state in "ZX" else 0)
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the process ids of a process's children, in the order in which they were started."""
+    found = []
+    with suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):
+                found += [int(child) for child in (task / "children").read_text().split()]
+    states = [state for child in found if (state := process_state(child)) is not None]
+    return [state.pid for state in sorted(states, key=lambda state: (state.started, state.pid))]
+
+
+def own_children() -> list[int]:
+    """Return the process ids of this process's children, zombies included."""
+    try:
+        return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def blocked_in(pid: int) -> str:
+    """Name the file operation that blocks a process's main thread: `read of /data/a.bin`; empty if none does."""
+    machine = platform.machine()
+    try:
+        fields = Path(f"/proc/{pid}/syscall").read_text().split()
+        number = int(fields[0])  # the word "running" if it is not in a system call
+        if number == _OPENAT.get(machine):
+            return f"open of {_text_at(pid, int(fields[2], 16))}"
+        verb = _FILE_CALLS.get(machine, {}).get(number)
+        target = str(Path(f"/proc/{pid}/fd/{int(fields[1], 16)}").readlink()) if verb else ""
+    except (OSError, ValueError, IndexError):
+        return ""
+    if not target:
+        return ""
+    kind, _, _ = target.partition(":[")
+    return f"{verb} of {target}" if target.startswith("/") else f"{verb} of a {kind}"
+
+
+def signal_name(number: int) -> str:
+    """Return a signal's name, `SIGKILL`, or `signal 70` for one that Python does not know."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when its parent dies, even by SIGKILL."""
+    if sys.platform != "linux":
+        return
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:  # it died before we asked
+        os._exit(1)
+
+
+def signal_on_parent_death(number: int) -> None:
+    """Have the kernel send this process a signal when its parent dies, even by SIGKILL."""
+    if sys.platform == "linux":
+        _prctl(_PR_SET_PDEATHSIG, number)
+
+
+def become_subreaper() -> None:
+    """Have orphaned descendants of this process become its children instead of init's."""
+    if sys.platform == "linux":
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+class OutOfMemoryKills:
+    """The kernel's out-of-memory kills since this object was made.
+
+    Counted in this process's control group; where that count cannot be read, on the whole machine.
+    """
+
+    def __init__(self, counters: list[Path] | None = None) -> None:
+        candidates = _oom_counters() if counters is None else counters
+        self._path = next((path for path in candidates if _read_oom_kills(path) is not None), None)
+        self._before = self._now()
+
+    def any_since(self) -> bool:
+        """Return whether there has been one."""
+        return self._now() > self._before
+
+    def _now(self) -> int:
+        return 0 if self._path is None else _read_oom_kills(self._path) or 0
+
+
+def _has_tracer(pid: int) -> bool:
+    try:
+        return "\nTracerPid:\t0\n" not in Path(f"/proc/{pid}/status").read_text(errors="replace")
+    except OSError:
+        return False
+
+
+def _text_at(pid: int, address: int) -> str:
+    """Read a string from a process's memory, up to the end of its page."""
+    with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
+        memory.seek(address)
+        return memory.read(_PAGE - address % _PAGE).partition(b"\0")[0].decode(errors="replace")
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(option, value)
+
+
+def _oom_counters() -> list[Path]:
+    """Return the files that may hold the count, the narrowest first: cgroup v2, cgroup v1, the machine."""
+    found = []
+    try:
+        groups = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    except OSError:
+        groups = []
+    for _, controllers, path in groups:
+        if controllers == "":
+            found.append(Path(f"/sys/fs/cgroup{path}/memory.events"))
+        elif "memory" in controllers.split(","):
+            found.append(Path(f"/sys/fs/cgroup/memory{path}/memory.oom_control"))
+    return [*found, Path("/proc/vmstat")]
+
+
+def _read_oom_kills(path: Path) -> int | None:
+    try:
+        with path.open() as file:
+            match = _OOM_KILLS.search(file.read(_MAX_COUNTER_BYTES))
+    except (OSError, UnicodeDecodeError):
+        return None
+    return int(match[1]) if match else None

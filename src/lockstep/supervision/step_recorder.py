@@ -1,0 +1,261 @@
+"""Records each optimizer step of a plain PyTorch loop, through torch's hooks, for `lockstep verify`.
+
+For each step of an optimizer the rank's file gets a line: the rows that its models were given, the gradients that the
+optimizer saw, and the weights before the first update and after each. All of it as digests, which tell whether two
+are equal. Rank 0 also keeps some values of each tensor, which tell by how much they differ. Nothing is communicated:
+every rank records its own, and `lockstep verify` compares the files.
+
+[Note: one step recorder per process]
+
+Torch's hooks for optimizer steps and forward passes are process-wide, so a process has at most one recorder, which is
+held here. `launcher.worker_main` installs it before the script begins. A lockstep run, which writes a trace itself,
+replaces it. That one object is the only state of this module.
+"""
+
+import hashlib
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from lockstep.supervision.io_recorder import OutputRecord
+
+MAX_KEPT_VALUES = 4096  # of a tensor
+START, ROWS, GRADIENT, RATES, WEIGHTS, BUFFERS = "start", "rows", "gradient", "rates", "weights", "buffers"
+
+_DIGEST_DIGITS = 16
+# What DistributedDataParallel, torch.compile, Fabric and FSDP insert into the names of parameters.
+_WRAPPER_PREFIX = re.compile(r"(?:^|(?<=\.))(?:module|_orig_mod|_forward_module|_fsdp_wrapped_module)\.")
+_WAIT_FOR_RANKS_S = 20.0
+
+
+class StepRecorder:
+    """Records the optimizer steps of this process while it is installed."""
+
+    def __init__(self) -> None:
+        self._recording: _Recording | None = None
+        self._run_folders: list[Path | None] = []
+
+    def install(self, files: OutputRecord, num_steps: int, num_ranks: int) -> None:
+        """Record from now on; end the script after some steps.
+
+        Args:
+            files: the record of this rank.
+            num_steps: after how many steps to end the script.
+            num_ranks: of the job: all ranks end together.
+        """
+        self.remove()
+        self._recording = _Recording(files, num_steps, num_ranks)
+
+    def remove(self) -> None:
+        """Record no more."""
+        if self._recording is not None:
+            self._recording.remove_hooks()
+            self._recording = None
+
+    def replace_by_run(self, folder: Path | None) -> list[Path | None]:
+        """A lockstep run begins, with this folder: record no more. Returns the folders of the runs before it."""
+        self.remove()
+        earlier = list(self._run_folders)
+        self._run_folders.append(folder)
+        return earlier
+
+
+_of_this_process = StepRecorder()  # [Note: one step recorder per process]
+
+record_steps = _of_this_process.install
+replace_recorder_by_run = _of_this_process.replace_by_run
+
+
+class _Recording:
+    """The hooks, and what they have recorded of the step that is under way."""
+
+    def __init__(self, files: OutputRecord, num_steps: int, num_ranks: int) -> None:
+        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+        self._files = files
+        self._num_steps = num_steps
+        self._num_ranks = num_ranks
+        self._models = _ModelRecorder()
+        self._num_updates = 0
+        self._depth = 0  # an optimizer's step may call that of another one
+        self._phases: dict[str, Any] = {}  # of the update under way
+        self._values: dict[str, Any] = {}
+        self._hooks = [
+            register_optimizer_step_pre_hook(lambda optimizer, *_: self._before_step(optimizer)),
+            register_optimizer_step_post_hook(lambda optimizer, *_: self._after_step(optimizer)),
+            *self._models.add_hooks(),
+        ]
+
+    def remove_hooks(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _before_step(self, optimizer: Any) -> None:
+        self._depth += 1
+        if self._depth > 1:
+            return
+        parameters = dict(self._models.named_parameters(optimizer))
+        gradients = {name: parameter.grad for name, parameter in parameters.items()}
+        self._values = {}
+        self._phases = {
+            ROWS: self._models.take_rows(),
+            GRADIENT: self._digests(GRADIENT, gradients),
+            RATES: _learning_rates(optimizer),
+        }
+        if self._num_updates == 0:
+            self._phases[START] = self._digests(START, parameters)
+
+    def _after_step(self, optimizer: Any) -> None:
+        self._depth -= 1
+        if self._depth > 0:
+            return
+        self._num_updates += 1
+        phases = {
+            **self._phases,
+            WEIGHTS: self._digests(WEIGHTS, dict(self._models.named_parameters(optimizer))),
+            BUFFERS: self._digests(BUFFERS, dict(self._models.named_buffers())),
+        }
+        if self._files.rank == 0:
+            from safetensors.torch import save_file
+
+            save_file(self._values, self._files.values(self._num_updates))
+        line = {"step": self._num_updates, "phases": phases, "layers": self._models.layers}
+        with self._files.updates.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        if self._num_updates >= self._num_steps:
+            self._end_script()
+
+    def _digests(self, phase: str, tensors: dict[str, Any]) -> dict[str, str]:
+        """Return each tensor's digest; on rank 0, also keep some of its values."""
+        digests = {}
+        for name, tensor in tensors.items():
+            if tensor is None:
+                digests[name] = "none"
+                continue
+            full = _full_tensor_on_cpu(tensor)
+            digests[name] = _digest(full)
+            if self._files.rank == 0:
+                self._values[f"{phase}/{name}"] = _some_values(full)
+        return digests
+
+    def _end_script(self) -> None:
+        """End together with the other ranks: one that still waits for a collective with this rank would fail."""
+        self._files.end.touch()
+        all_ends = [OutputRecord(self._files.folder, rank).end for rank in range(self._num_ranks)]
+        deadline = time.monotonic() + _WAIT_FOR_RANKS_S
+        while not all(end.exists() for end in all_ends) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        raise SystemExit(0)
+
+
+class _ModelRecorder:
+    """The models of the script, and the rows of the data that they are given while they learn."""
+
+    def __init__(self) -> None:
+        self.layers: list[str] = []  # kinds of layers that see a batch as a whole, or draw random numbers
+        self._models: list[Any] = []
+        self._rows: list[str] = []  # digests, since the last update
+        self._depth = 0  # of nested forward calls
+        self._has_rows = False  # of the outermost call, or it needs none
+
+    def add_hooks(self) -> list[Any]:
+        from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+        return [
+            register_module_forward_pre_hook(self._before_forward),
+            register_module_forward_hook(self._after_forward, always_call=True),
+        ]
+
+    def take_rows(self) -> dict[str, Any]:
+        """Return the digests of the rows since the last update, and begin anew."""
+        rows, self._rows = self._rows, []
+        return {"rows": rows}
+
+    def named_parameters(self, optimizer: Any) -> Iterator[tuple[str, Any]]:
+        """Yield an optimizer's parameters by their names in the models; without one, by their place in it."""
+        names = self._names(lambda model: model.named_parameters())
+        for number, group in enumerate(optimizer.param_groups):
+            for place, parameter in enumerate(group["params"]):
+                yield names.get(id(parameter), f"group {number}, parameter {place}"), parameter
+
+    def named_buffers(self) -> Iterator[tuple[str, Any]]:
+        buffers = {id(buffer): buffer for model in self._models for buffer in model.buffers()}
+        for identity, name in self._names(lambda model: model.named_buffers()).items():
+            yield name, buffers[identity]
+
+    def _names(self, members: Callable[[Any], Any]) -> dict[int, str]:
+        names: dict[int, str] = {}
+        for number, model in enumerate(self._models, 1):
+            prefix = "" if number == 1 else f"model {number}: "
+            for name, tensor in members(model):
+                names.setdefault(id(tensor), prefix + _WRAPPER_PREFIX.sub("", name))
+        return names
+
+    def _before_forward(self, module: Any, args: Any) -> None:
+        import torch
+
+        if torch.compiler.is_compiling():  # a compiled module is called by one that is not, and that is recorded
+            return
+        self._depth += 1
+        if self._depth == 1:
+            self._has_rows = not torch.is_grad_enabled() or next(module.parameters(), None) is None
+            if not self._has_rows:
+                self._add_model(module)
+        if not self._has_rows:
+            # A tensor with a gradient was computed, for example by another model: it is not data.
+            data = [arg for arg in args if isinstance(arg, torch.Tensor) and arg.ndim and not arg.requires_grad]
+            if data:
+                self._has_rows = True
+                self._rows += [_digest(row) for row in data[0].detach().cpu()]
+
+    def _after_forward(self, *_: Any) -> None:
+        import torch
+
+        if not torch.compiler.is_compiling():
+            self._depth -= 1
+
+    def _add_model(self, model: Any) -> None:
+        known = {id(module) for each in self._models for module in each.modules()}
+        if id(model) in known:
+            return
+        parts = {id(module) for module in model.modules()}  # which may have been called on their own before
+        self._models = [*(each for each in self._models if id(each) not in parts), model]
+        kinds = {type(module).__name__ for module in model.modules()}
+        self.layers = sorted({*self.layers, *(kind for kind in kinds if "BatchNorm" in kind or "Dropout" in kind)})
+
+
+def _learning_rates(optimizer: Any) -> dict[str, str]:
+    groups = [(number, group) for number, group in enumerate(optimizer.param_groups) if "lr" in group]
+    return {f"learning rate {number}": repr(float(group["lr"])) for number, group in groups}
+
+
+def _full_tensor_on_cpu(tensor: Any) -> Any:
+    """Gather a DTensor (FSDP, a mesh): all ranks call this in the same order."""
+    tensor = tensor.detach()
+    if hasattr(tensor, "full_tensor"):
+        tensor = tensor.full_tensor()
+    return (tensor.to_dense() if tensor.is_sparse else tensor).cpu().contiguous()
+
+
+def _digest(tensor: Any) -> str:
+    import torch
+
+    digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}\x00".encode())
+    if tensor.numel():
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:_DIGEST_DIGITS]
+
+
+def _some_values(tensor: Any) -> Any:
+    """All values, or `MAX_KEPT_VALUES` of them, evenly spread."""
+    import torch
+
+    flat = tensor.reshape(-1)
+    if flat.numel() > MAX_KEPT_VALUES:
+        flat = flat[torch.linspace(0, flat.numel() - 1, MAX_KEPT_VALUES, dtype=torch.float64).long()]
+    if flat.dtype in (torch.float16, torch.bfloat16):
+        flat = flat.float()
+    return flat.clone()

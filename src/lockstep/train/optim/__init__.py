@@ -1,0 +1,1 @@
+"""After the gradient: precision, clipping, optimizer, learning-rate schedule and EMA."""

@@ -1,0 +1,1 @@
+"""How a run is saved, found again and continued, on any number of processes."""

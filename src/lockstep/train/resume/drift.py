@@ -1,0 +1,95 @@
+"""The fingerprint of a run: everything its bits depend on, and how it differs from a checkpoint's."""
+
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from typing import Any
+
+from torch import Tensor
+
+from lockstep.config.duration import RunLength
+from lockstep.data.loader_factory import Loader
+from lockstep.data.sample_order import ORDER_VERSION
+from lockstep.engine.lane_tree import TREE_VERSION
+from lockstep.errors import EXIT_DRIFT, LockstepError
+from lockstep.train.optim.lr_schedule import Schedule
+from lockstep.train.step_options import StepOptions
+from lockstep.train.train_state import TrainState
+from lockstep.world.determinism import environment_fingerprint
+from lockstep.world.world import World
+
+
+class DriftError(LockstepError):
+    """The run could continue, but not to the result that it would have had: something its bits depend on differs."""
+
+    exit_code = EXIT_DRIFT
+
+
+def numerics_of(options: StepOptions, loader: Loader) -> dict[str, Any]:
+    """The settings that a run keeps for life."""
+    return options.numerics() | {
+        "global_batch": loader.global_batch,
+        "lanes": loader.lanes.count if loader.exact else None,
+        "tail": loader.tail,
+        "shuffle": loader.describe().get("shuffle"),
+    }
+
+
+def optimizer_settings(state: TrainState) -> dict[str, Any]:
+    """`{"optimizer.lr": 0.1, …}`: what a script sets at its start, and a checkpoint would silently override."""
+    return {
+        f"{name}.{number}.{key}" if len(optimizer.param_groups) > 1 else f"{name}.{key}": _plain(value)
+        for name, optimizer in state.optimizers.items()
+        for number, group in enumerate(optimizer.param_groups)
+        for key, value in group.items()
+        if key != "params"
+    }
+
+
+def fingerprint_of(
+    world: World, options: StepOptions, loader: Loader, state: TrainState, schedules: Sequence[Any], length: RunLength
+) -> dict[str, Any]:
+    """Everything that the bits depend on, including software and hardware, as plain values."""
+    return (
+        environment_fingerprint(world)
+        | numerics_of(options, loader)
+        | {
+            "data_length": loader.describe().get("length"),
+            "optimizers": [_name(optimizer) for optimizer in state.optimizers.values()],
+            "schedules": [_describe(schedule, length) for schedule in schedules],
+            "averages": [f"decay {a.decay}, warmup {a.warmup}" for a in state.averages.values()],
+            "order_version": ORDER_VERSION,
+            "tree_version": TREE_VERSION,
+        }
+    )
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """One line for each entry that differs, as in `threads: 1 → 4`."""
+    return [
+        f"{name}: {before.get(name, '(absent)')} → {now.get(name, '(absent)')}"
+        for name in dict.fromkeys([*before, *now])
+        if before.get(name) != now.get(name)
+    ]
+
+
+def _plain(value: Any) -> Any:
+    """Numbers and text as they are; of anything else the type, because what it prints as may change every time."""
+    if isinstance(value, list | tuple):
+        return [_plain(element) for element in value]
+    if isinstance(value, Tensor):
+        return _plain(value.tolist())
+    if isinstance(value, float):
+        return value if isfinite(value) else str(value)
+    return value if isinstance(value, bool | int | str | None) else type(value).__name__
+
+
+def _name(optimizer: Any) -> str:
+    """Its class, and which of torch's implementations it was told to use."""
+    chosen = [name for name in ("foreach", "fused", "capturable") if optimizer.defaults.get(name)]
+    return " ".join([type(optimizer).__name__, *chosen])
+
+
+def _describe(schedule: Any, length: RunLength) -> str:
+    if not isinstance(schedule, Schedule):
+        return "a function"
+    return f"{schedule} to step {length.total_steps}" if schedule.ends_with_the_run else str(schedule)

@@ -1,0 +1,127 @@
+"""What a run writes into its folder: events, images, each rank's timing, and a trace of digests if asked."""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lockstep.engine.state_digest import DigestTrace
+from lockstep.errors import UserError
+from lockstep.events.atomic_files import write_atomic
+from lockstep.events.event_log import EventLog, Sink, json_safe
+from lockstep.events.jsonl import FileMark, JsonlWriter
+from lockstep.events.media import check_image, check_media_name, truncate_text, write_image
+from lockstep.events.run_folder import Claim, RunFolder, RunSettings
+from lockstep.supervision.agent_folder import RankFiles
+from lockstep.world.object_collectives import broadcast_object
+from lockstep.world.world import World
+
+logger = logging.getLogger("lockstep")
+
+
+class RunLog:
+    """The run folder, as training writes it. Rank 0 alone writes what is shared. Without a folder, no files."""
+
+    def __init__(
+        self, folder: Path | None, world: World, sinks: Sequence[Sink], *, trace: Path | None, force: bool = False
+    ) -> None:
+        """`sinks` (the terminal, loggers) receive rank 0's events. `trace`: the file to write a trace to, or None."""
+        self.folder = None if folder is None else RunFolder(folder)
+        self.events = EventLog()
+        self.rank_log = EventLog()
+        self.settings: RunSettings | None = None  # None: those known when the run starts
+        self.start_info: dict[str, Any] = {}  # what else the run's start event says
+        self.trace: DigestTrace | None = None  # on every rank, once it is open
+        self.run_id = ""
+        self.is_open = False
+        self._world = world
+        self._sinks = list(sinks) if world.is_main else []
+        self._trace_file = trace
+        self._force = force
+        self._claim: Claim | None = None
+        self._events_file: JsonlWriter | None = None
+
+    def open(self, settings: RunSettings, fingerprint: Mapping[str, Any]) -> None:
+        """Claim the folder. Nothing is written before: a mistake found earlier leaves no files behind."""
+        if self.is_open:
+            return
+        self.is_open = True
+        if self.folder is None:
+            self.events = EventLog(self._sinks)
+            self._open_trace()
+            return
+        self.run_id, attempt = self._claim_together(self.folder, settings, fingerprint)
+        if (files := RankFiles.own()) is not None:  # the agent writes its reports there too
+            files.run_folder.write_text(str(self.folder.path.resolve()))
+        if self._world.is_main:
+            self._events_file = JsonlWriter(self.folder.events)
+            self.events = EventLog([self._events_file, *self._sinks], attempt)
+        else:
+            self.events = EventLog(attempt=attempt)
+        self.rank_log = EventLog([JsonlWriter(self.folder.rank_log(self._world.rank))], attempt)
+        self._open_trace()
+
+    def save_history(self, history: Sequence[Mapping[str, Any]]) -> None:
+        """Write all evaluations so far into one file that other programs read easily."""
+        if self.folder is None or not self._world.is_main:
+            return
+        try:
+            write_atomic(self.folder.history, json.dumps(json_safe(history), indent=1, allow_nan=False) + "\n")
+        except OSError as error:
+            logger.warning("%s could not be written: %s", self.folder.history, error.strerror or error)
+
+    def log_incident(self, step: int, text: str) -> None:
+        """All ranks may call it; rank 0 reports it, through Python's logging if there is no sink."""
+        self.events.emit("incident", step, text=text)
+        if self._world.is_main and not self._sinks:
+            logger.warning("%s", text)
+
+    def log_image(self, name: str, step: int, image: Any) -> None:
+        """Write a PNG into the folder, and an event that names it. Checked on every rank, so that all fail alike."""
+        check_image(name, image)
+        if self.folder is None or not self.is_open or not self._world.is_main:
+            return
+        try:
+            path = write_image(self.folder.path, name, step, image)
+        except OSError as error:
+            logger.warning("image %r of step %d could not be written: %s", name, step, error)
+            return
+        self.events.emit("step", step, images={name: path})
+
+    def log_text(self, name: str, step: int, text: str) -> None:
+        check_media_name(name)
+        self.events.emit("step", step, texts={name: truncate_text(text)})
+
+    def events_mark(self) -> FileMark | None:
+        """The present end of the event history; on rank 0."""
+        return None if self._events_file is None else self._events_file.mark()
+
+    def close(self) -> None:
+        self.events.close()
+        self.rank_log.close()
+        if self.trace is not None:
+            self.trace.close()
+        if self._claim is not None:
+            self._claim.release()
+        self.is_open = False
+
+    def _open_trace(self) -> None:
+        if self._trace_file is not None:
+            self.trace = DigestTrace(self._trace_file if self._world.is_main else None)
+
+    def _claim_together(
+        self, folder: RunFolder, settings: RunSettings, fingerprint: Mapping[str, Any]
+    ) -> tuple[str, int]:
+        """Rank 0 claims the folder; all ranks learn the run's id and the attempt's number, or fail alike."""
+        answer: dict[str, Any] = {}
+        if self._world.is_main:
+            try:
+                self._claim = folder.claim(settings, fingerprint, force=self._force)
+                answer = {"run_id": self._claim.run_id, "attempt": self._claim.attempt}
+            except UserError as error:
+                answer = {"refused": str(error)}
+        answer = broadcast_object(answer)
+        if "refused" in answer:
+            raise UserError(answer["refused"])
+        return answer["run_id"], answer["attempt"]

@@ -1,0 +1,257 @@
+"""The state that training changes: models, optimizers, EMAs, the loss scale, and whatever a script has registered.
+
+`values` and `load` convert it to and from what checkpoints hold, by part: model, optimizer, average …, and kept.NAME
+for registered state, or state.NAME if that counts in the digest.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import prod
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from lockstep.checkpoint.checkpoint_contents import BUFFERS, COMPRESSION, KEPT, STATE
+from lockstep.checkpoint.manifest import CheckpointError, check_part_name
+from lockstep.engine.state_digest import flatten_optimizer_state, named_tensors, state_of
+from lockstep.engine.torch_internals import is_batch_norm
+from lockstep.errors import UserError
+from lockstep.train.optim.ema import ExponentialMovingAverage
+from lockstep.train.optim.lr_schedule import Factor, Schedule
+from lockstep.train.optim.mixed_precision import LossScaler
+from lockstep.train.resume.optimizer_state import load_optimizer, optimizer_value, whole_state
+from lockstep.train.strategies.parallel_strategy import ParallelStrategy
+from lockstep.world.dtensor import distribute_like, dtensor_to_save, full_tensor
+from lockstep.world.serialization import split_values
+
+logger = logging.getLogger("lockstep")
+
+Models = nn.Module | Sequence[nn.Module]
+
+_EXTRA_STATE = "_extra_state"  # as torch calls what a module's `get_extra_state` returns
+
+
+class Resumable(Protocol):
+    """Anything with a `state_dict` that can be loaded again: a curriculum, a temperature, a replay buffer."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state: Any, /) -> Any: ...
+
+
+class TrainState:
+    """Everything that one run trains, by name."""
+
+    strategy: ParallelStrategy  # how it is spread over the ranks
+    why_strategy: str  # in words
+
+    def __init__(self) -> None:
+        self.models: dict[str, nn.Module] = {}
+        self.optimizers: dict[str, Optimizer] = {}
+        self.schedules: dict[Optimizer, Schedule | Factor] = {}
+        self.averages: dict[str, ExponentialMovingAverage] = {}
+        self.scaler: LossScaler | None = None
+        self.registered: dict[str, Resumable] = {}  # by part name
+        self._parameters: dict[Any, list[Parameter]] = {}  # by model
+
+    def has_model(self, model: nn.Module) -> bool:
+        return any(model is known for known in self.models.values())
+
+    def has_average(self, average: ExponentialMovingAverage) -> bool:
+        return any(average is known for known in self.averages.values())
+
+    def add_model(self, model: nn.Module) -> None:
+        self.models[_next_name("model", self.models)] = model
+
+    def add_optimizer(self, optimizer: Optimizer) -> None:
+        """Adding it again has no effect."""
+        if not any(optimizer is known for known in self.optimizers.values()):
+            self.optimizers[_next_name("optimizer", self.optimizers)] = optimizer
+
+    def add_average(self, average: ExponentialMovingAverage) -> None:
+        self.averages[_next_name("average", self.averages)] = average
+
+    def register(self, name: str, thing: Resumable, *, in_digest: bool, once: bool) -> None:
+        """For `Run.register_state`; `once`: another thing under the same name is an error."""
+        part = (STATE if in_digest else KEPT) + name
+        try:
+            check_part_name(part)
+        except CheckpointError as error:
+            raise UserError(f"run.register_state({name!r}, …): {error}") from None
+        if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+            raise UserError(f"run.register_state({name!r}, …) needs an object with state_dict and load_state_dict")
+        earlier, self.registered[part] = self.registered.get(part, thing), thing
+        if earlier is not thing and once:
+            raise UserError(f"run.register_state({name!r}, …): something else is registered under this name already")
+
+    @property
+    def any_batch_norm(self) -> bool:
+        return any(is_batch_norm(m) for model in self.models.values() for m in model.modules())
+
+    def learning_rates(self) -> list[float]:
+        return [float(group["lr"]) for each in self.optimizers.values() for group in each.param_groups]
+
+    def forget_parameters(self) -> None:
+        """Models may have changed since their parameters were last listed."""
+        self._parameters = {}
+
+    def parameters_of(self, models: Models | None) -> list[Parameter]:
+        """The trainable parameters of these models, or of all models, each once."""
+        key = None if models is None else models if isinstance(models, nn.Module) else tuple(models)
+        if key not in self._parameters:
+            chosen = self.models.values() if models is None else as_list(models)
+            if any(isinstance(model, DistributedDataParallel) for model in chosen):
+                raise UserError(
+                    "DistributedDataParallel would reduce gradients a second time: use what run.prepare(model) returns"
+                )
+            self.strategy.settle()
+            # Walking the modules takes longer than a small model's forward pass.
+            self._parameters[key] = list(dict.fromkeys(p for model in chosen for p in model.parameters()))
+        return [parameter for parameter in self._parameters[key] if parameter.requires_grad]
+
+    def parameter_names(self) -> dict[Parameter, str]:
+        """What each parameter is called in messages; with the model's name if there are several."""
+        several = len(self.models) > 1
+        return {
+            parameter: f"{prefix}.{name}" if several else name
+            for prefix, model in self.models.items()
+            for name, parameter in model.named_parameters()
+        }
+
+    def state(self) -> dict[str, Tensor]:
+        """Every tensor that training changes, by name."""
+        return dict(self.tensors())
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """The same, one at a time: sharded tensors are gathered one after another."""
+        self.strategy.settle()
+        averages = {name: average.state() for name, average in self.averages.items()}
+        scaler = {} if self.scaler is None else {"loss_scaler": self.scaler.state()}
+        for name, tensor in state_of(self.models, others=averages | scaler).items():
+            yield name, full_tensor(tensor)
+        for name, optimizer in self.optimizers.items():
+            for owner, state in whole_state(optimizer, self.models, self.strategy):
+                yield from flatten_optimizer_state(name, {owner: state}).items()
+        for name, thing in self.registered.items():
+            if name.startswith(STATE):
+                yield from named_tensors(thing.state_dict(), name)
+
+    def gradients(self) -> dict[str, Tensor | None]:
+        """Each trainable parameter's gradient, as the optimizers saw it, by the parameter's name in the state."""
+        return {
+            f"{prefix}/{name}": self.strategy.whole(parameter, self.strategy.holder(parameter).grad)
+            for prefix, model in self.models.items()
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad
+        }
+
+    def values(self) -> dict[str, Any]:
+        """Everything that a checkpoint holds, by part; the tensors are not copies."""
+        self.strategy.settle()
+        values: dict[str, Any] = {}
+        for name, model in self.models.items():
+            values[name] = {key: dtensor_to_save(value) for key, value in model.state_dict().items()}
+            if buffers := _unsaved_buffers(model):
+                values[name + BUFFERS] = buffers
+        for name, optimizer in self.optimizers.items():
+            values[name] = optimizer_value(optimizer, self.models, self.strategy)
+        for name, average in self.averages.items():
+            values[name] = {key: dtensor_to_save(value) for key, value in average.state().items()}
+        if self.scaler is not None:
+            values["loss_scaler"] = self.scaler.state()
+        if (compression := self.strategy.compression_value(self._full_names())) is not None:
+            values[COMPRESSION] = compression
+        return values | {name: thing.state_dict() for name, thing in self.registered.items()}
+
+    def num_bytes(self) -> int:
+        """The size of all ranks' tensors in those values. Any rank may call it."""
+        splits = [split_values(value) for value in self.values().values()]
+        whole = sum(tensor.nbytes for each in splits for tensor in each.tensors.values())
+        return whole + sum(
+            shard.local.element_size() * prod(shard.shape) for each in splits for shard in each.shards.values()
+        )
+
+    def load(self, values: Mapping[str, Any], *, keep_settings: bool = False) -> None:
+        """Load saved values; `keep_settings`: optimizers keep their present learning rates and other settings."""
+        _check_names(self.values().keys() - {COMPRESSION}, values.keys() - {COMPRESSION})
+        for name, model in self.models.items():
+            _load_model(name, model, values[name], values.get(name + BUFFERS, {}))
+        for name, optimizer in self.optimizers.items():
+            load_optimizer(name, optimizer, self.models, values[name], self.strategy, keep_settings=keep_settings)
+        for name, average in self.averages.items():
+            ours = average.state()
+            average.load_state({key: distribute_like(ours.get(key), value) for key, value in values[name].items()})
+        if self.scaler is not None:
+            self.scaler.load_state(values["loss_scaler"])
+        self._load_compression(values.get(COMPRESSION))
+        for name, thing in self.registered.items():
+            thing.load_state_dict(values[name])
+
+    def _load_compression(self, value: Mapping[str, Any] | None) -> None:
+        """Compression may be set differently now; if so, that was accepted with resume="force"."""
+        names = self._full_names()
+        is_wanted = self.strategy.compression_value(names) is not None
+        if value is not None and is_wanted:
+            self.strategy.load_compression(value, names)
+        elif value:
+            logger.warning("the gradient error that compression has accumulated is dropped")
+        elif is_wanted:
+            logger.warning("the checkpoint has no accumulated gradient error: compression starts from zero")
+
+    def _full_names(self) -> dict[Parameter, str]:
+        return {p: f"{prefix}/{name}" for prefix, model in self.models.items() for name, p in model.named_parameters()}
+
+    def check_registered(self) -> None:
+        """Fail before the first step, not at the first save, if registered state cannot be saved."""
+        for name, thing in self.registered.items():
+            try:
+                split_values(thing.state_dict(), name)
+            except TypeError as error:
+                raise UserError(f"run.register_state({name.partition('.')[2]!r}, …): {error}") from None
+
+
+def as_list(models: Models) -> list[nn.Module]:
+    return [models] if isinstance(models, nn.Module) else list(models)
+
+
+def _next_name(kind: str, named: dict[str, Any]) -> str:
+    return f"{kind}{len(named) or ''}"
+
+
+def _unsaved_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Buffers that `state_dict` omits; training may change them all the same."""
+    saved = model.state_dict(keep_vars=True).keys()
+    return {name: buffer for name, buffer in model.named_buffers(remove_duplicate=False) if name not in saved}
+
+
+def _check_names(ours: Iterable[str], saved: Iterable[str]) -> None:
+    missing, unknown = sorted(set(ours) - set(saved)), sorted(set(saved) - set(ours))
+    if missing or unknown:
+        lines = [f"the checkpoint has no {name}" for name in missing]
+        lines += [f"the checkpoint has {name}, which this run does not have" for name in unknown]
+        raise UserError("; ".join(lines) + ": prepare the same models, optimizers and averages before run.steps(…)")
+
+
+@torch.no_grad()
+def _load_model(name: str, model: nn.Module, weights: Mapping[str, Any], buffers: Mapping[str, Tensor]) -> None:
+    own = model.state_dict(keep_vars=True) | _unsaved_buffers(model)
+    for key, value in {**weights, **buffers}.items():
+        ours = own.get(key)
+        if key.split(".")[-1] == _EXTRA_STATE:  # checked by the module itself
+            continue
+        if isinstance(ours, Tensor) and (ours.shape, ours.dtype) != (value.shape, value.dtype):
+            raise UserError(f"{name}/{key} is {_kind(ours)} and was saved as {_kind(value)}: this is a different model")
+    try:
+        model.load_state_dict({key: distribute_like(own.get(key), value) for key, value in weights.items()})
+    except RuntimeError as error:
+        raise UserError(f"the saved weights do not fit {name}: {error}") from None
+    for key, value in buffers.items():
+        own[key].copy_(value)
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"

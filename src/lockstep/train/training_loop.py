@@ -1,0 +1,358 @@
+"""The training loop: fetch a batch, hand a step to the script, count it, save if it is time; until the end.
+
+`TrainingLoop.steps` is the whole loop, in one `while`. What comes before its first step is in `_start`: claim the run
+folder, resume, build the engine. The script's own code runs where a step is yielded.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+from lockstep.config import environment
+from lockstep.config.duration import RunLength
+from lockstep.data.lanes import GlobalBatch
+from lockstep.data.loader_factory import Loader
+from lockstep.engine.engine import Engine
+from lockstep.engine.lane_buffers import buffer_slots, check_batch_norm
+from lockstep.engine.loss_table import SNAPSHOT, STOP, ControlFlags
+from lockstep.errors import UserError
+from lockstep.events.run_folder import ScriptSettings
+from lockstep.supervision import heartbeat
+from lockstep.supervision.heartbeat import Phase
+from lockstep.supervision.stop_signals import stop_after_step
+from lockstep.train.optim.lr_schedule import Schedule
+from lockstep.train.optim.mixed_precision import LossScaler, MixedPrecision
+from lockstep.train.optim.nonfinite import Investigator
+from lockstep.train.optim.optimizer_update import Updater
+from lockstep.train.resume.checkpoint_policy import CheckpointPolicy
+from lockstep.train.resume.checkpointer import Checkpointer
+from lockstep.train.resume.drift import fingerprint_of, numerics_of, optimizer_settings
+from lockstep.train.resume.progress import BatchCursor, StepBoundaries, run_length, steps_per_epoch
+from lockstep.train.run_log import RunLog
+from lockstep.train.step import Step, StepContext
+from lockstep.train.step_options import StepOptions
+from lockstep.train.step_timer import StepTimer
+from lockstep.train.strategies.strategy_factory import StrategyChoice, recheck_choice
+from lockstep.train.train_state import TrainState
+from lockstep.world.keyed_random import key_of
+from lockstep.world.process_memory import peak_memory_bytes
+from lockstep.world.world import World
+
+logger = logging.getLogger("lockstep")
+
+
+class RunContext(NamedTuple):
+    """What the loops of one run share."""
+
+    world: World
+    options: StepOptions
+    state: TrainState
+    log: RunLog
+    checkpointer: Checkpointer
+
+
+@dataclass
+class SaveRequest:
+    """A save that was asked for inside a step, to be made after it."""
+
+    is_best: bool = False
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    def merge(self, is_best: bool, metadata: Mapping[str, Any]) -> None:
+        self.is_best |= is_best
+        self.metadata |= metadata
+
+
+class TrainingLoop:
+    """The loop of one run. Each call of `steps` continues where the previous one, or an earlier attempt, ended."""
+
+    def __init__(self, context: RunContext, log_every: int) -> None:
+        self.number = 0  # of the step that is being made, or of the last one
+        self.stop_after: int | None = None  # updates
+        self.is_closed = False
+        self.engine: Engine | None = None
+        self.checkpoint_metadata: dict[str, Any] = {}  # goes into the manifest of every checkpoint
+        self.timer = StepTimer(context.world.device, None if context.log.folder is None else log_every)
+        self._world = context.world
+        self._options = context.options
+        self._state = context.state
+        self._log = context.log
+        self._checkpointer = context.checkpointer
+        self._flags = ControlFlags()
+        self._num_calls = 0  # of `steps`
+        self._current: Step | None = None  # the step that the script has now
+        self._save_request: SaveRequest | None = None
+        self._is_ending = False  # the script has called `end_steps`
+
+    @property
+    def step(self) -> int:
+        """Updates completed, with that of the present step if it was made."""
+        return self._checkpointer.progress.step + (self._current is not None and self._current.is_updated)
+
+    def steps(
+        self,
+        loader: Loader,
+        epochs: int | None,
+        steps: int | None,
+        policy: CheckpointPolicy,
+        finish: Callable[[], object] | None = None,
+    ) -> Iterator[Step]:
+        """Yield what is left of this many epochs or updates, then call `finish`."""
+        if (epochs is None) == (steps is None):
+            raise ValueError("give either epochs or steps")
+        is_empty = (steps if epochs is None else epochs) == 0
+        with self._stopping_after_the_step():
+            context = None if is_empty else self._start(loader, epochs, steps, policy)
+            if context is not None:
+                progress = self._checkpointer.progress
+                cursor = BatchCursor(loader, progress)
+                self._checkpointer.follow(cursor)
+                boundaries = StepBoundaries(progress, steps_per_epoch(loader), partial(self._peek, cursor))
+                save_every = policy.in_steps(run_length(loader))
+                try:
+                    self._stop_if_reached()
+                    while (batch := self._next_batch(cursor)) is not None:
+                        self.number = progress.step + 1
+                        self._current = step = Step(self.number, batch, context, boundaries)
+                        is_left = True
+                        try:
+                            yield step
+                            is_left = False
+                        finally:
+                            # Also when the script leaves the loop by `break`. A step that it did nothing with is then
+                            # still to come; one that it began counts.
+                            self._count(step, loader, is_consumed=step.is_begun or not is_left)
+                        progress.is_done = self._is_ending or progress.is_at_end(boundaries.batches_per_epoch)
+                        self._record_and_save(step, save_every)
+                        if progress.is_done:
+                            break
+                        self._stop_if_reached()
+                        self._act_on_flags()
+                    progress.is_done = True
+                except BaseException:  # the loop was left in the middle; `finish` or `close` may still be called
+                    self._drop_engine(abandon=True)
+                    raise
+                finally:
+                    cursor.close()
+        heartbeat.enter(Phase.SCRIPT)
+        if finish is not None and self._checkpointer.found_progress is None:
+            finish()
+
+    def end_steps(self) -> None:
+        """End this call of `steps` after the present step, as if no more had been asked for."""
+        if self._current is None:
+            raise UserError("run.end_steps() belongs inside `for step in run.steps(…):`")
+        self._is_ending = True
+
+    def save(self, *, is_best: bool = False, metadata: Mapping[str, Any] | None = None) -> None:
+        """Save now, or inside a step, after it."""
+        metadata = self.checkpoint_metadata | dict(metadata or {})
+        if self._current is not None and self._current.is_begun:
+            self._save_request = self._save_request or SaveRequest()
+            self._save_request.merge(is_best, metadata)
+        elif self._num_calls == 0 and self._log.folder is not None:
+            raise UserError("run.save() comes after the beginning of run.steps(…): until then it may have to resume")
+        else:
+            with heartbeat.during(Phase.SAVING), self.timer.aside("saving"):
+                self._checkpointer.save(is_best=is_best, metadata=metadata)
+
+    def save_if_requested(self) -> None:
+        """Make the save that was asked for inside a step that is over now."""
+        if self._save_request is not None:
+            request, self._save_request = self._save_request, None
+            self.save(is_best=request.is_best, metadata=request.metadata)
+
+    def close(self, *, abandon: bool) -> None:
+        if not abandon:
+            self.save_if_requested()
+        self._drop_engine(abandon=abandon)
+        self.is_closed = True
+
+    # -- one step
+
+    def _next_batch(self, cursor: BatchCursor) -> GlobalBatch | None:
+        heartbeat.enter(Phase.DATA)
+        self.timer.begin(self._checkpointer.progress.step + 1, self.engine)
+        batch = cursor.next()
+        if batch is not None:
+            self.timer.lap("data")
+            heartbeat.enter(Phase.COMPUTING)
+            if self._log.trace is not None:
+                self._log.trace.begin(batch)
+        return batch
+
+    def _peek(self, cursor: BatchCursor) -> GlobalBatch | None:
+        """The batch after the present step's, fetched early."""
+        self.timer.lap("rest")
+        with heartbeat.during(Phase.DATA):
+            batch = cursor.peek()
+        self.timer.lap("data")
+        return batch
+
+    def _count(self, step: Step, loader: Loader, *, is_consumed: bool) -> None:
+        self._current = None
+        if is_consumed:
+            self._checkpointer.consume(loader, step.batch)
+        self._checkpointer.progress.step += step.is_updated
+        if step.is_begun and (traffic := self._state.strategy.traffic) is not None:
+            traffic.steps += 1  # its gradients have been sent, even if the update was skipped
+
+    def _record_and_save(self, step: Step, save_every: int | None) -> None:
+        if step.is_updated:
+            self._record(step)
+            if save_every is not None and step.every(save_every) and self._save_request is None:
+                self.save()
+        self.save_if_requested()
+
+    def _record(self, step: Step) -> None:
+        """Write down where the step's time went, and its digests if the run is traced."""
+        times = self.timer.end(step.number, self.engine)
+        heartbeat.complete_step(step.number)
+        self._checkpointer.poll()
+        if self._log.trace is not None:
+            self._log.trace.record(step.number, step.loss, self._state.gradients(), self._state.state())
+        if times is not None:
+            memory = peak_memory_bytes(self._world.device)
+            self._log.rank_log.emit("step", step.number, num_lanes=len(step.batch.lanes), **times, **memory)
+
+    def _stop_if_reached(self) -> None:
+        if self.stop_after is not None and self._checkpointer.progress.step >= self.stop_after:
+            self._checkpointer.stop()
+
+    def _act_on_flags(self) -> None:
+        """Do what one rank or another has asked all ranks to do. [Note: requests]"""
+        if self._checkpointer.request_snapshot():
+            self._flags.ask(SNAPSHOT)
+        asked = self._flags.pass_on() if self._world.size == 1 else self._flags.take()
+        if asked & STOP:
+            self._checkpointer.stop()
+        if asked & SNAPSHOT:
+            with heartbeat.during(Phase.SAVING), self.timer.aside("saving"):
+                self._checkpointer.take_snapshot()
+
+    def _stopping_after_the_step(self) -> AbstractContextManager[None]:
+        """Only a run that can be saved waits for the step's end; without a folder a stop signal acts at once."""
+        if self._log.folder is None:
+            return nullcontext()
+        return stop_after_step(partial(self._flags.ask, STOP))
+
+    # -- before the first step
+
+    def _start(
+        self, loader: Loader, epochs: int | None, steps: int | None, policy: CheckpointPolicy
+    ) -> StepContext | None:
+        """Claim the folder, resume if it has a checkpoint, build the engine. None: nothing is left to do."""
+        self._num_calls += 1
+        self._is_ending = False
+        heartbeat.enter(Phase.RESUMING)
+        if not self._state.models:
+            raise UserError("nothing to train: call run.prepare(model) before run.steps(…)")
+        if self._state.any_batch_norm:
+            check_batch_norm(self._world, loader)
+        self._state.forget_parameters()
+        self._begin_strategy(loader)
+        self._drop_engine(abandon=False)
+        if self._options.precision == "fp16" and self._state.scaler is None:
+            self._state.scaler = LossScaler(loader.global_batch or 1, self._world.device)
+        if self._log.settings is None:  # as the run begins: the learning rates may change later
+            numerics = numerics_of(self._options, loader) | optimizer_settings(self._state)
+            self._log.settings = ScriptSettings(numerics)
+        if self._log.folder is not None:
+            self._state.check_registered()
+        self.is_closed = False
+        checkpointer = self._checkpointer
+        checkpointer.open(self._log.settings, self._fingerprint(loader, self._planned_length(loader, epochs, steps)))
+        if not checkpointer.begin_call(self._num_calls, epochs, steps, policy):
+            return None
+        length = self._length_of_call(loader)
+        is_exact = self._options.determinism == "lockstep"
+        resumed_from = checkpointer.restore(loader, self._fingerprint(loader, length), is_exact=is_exact)
+        step, is_done = checkpointer.progress.step, checkpointer.progress.is_at_end(steps_per_epoch(loader))
+        heartbeat.complete_step(step)
+        if self._num_calls == 1 and (cause := environment.restart_cause()) is not None:
+            self._log.events.emit("restart", step, cause=cause)
+        self._log_start(loader, length, resumed_from, is_done)
+        if is_done:
+            return None
+        if self._num_calls == 1 and self._world.size == 1 and (kind := self._options.compression.kind) != "none":
+            logger.warning("compression=%s has no effect on one process: nothing is sent", kind)
+        models = list(self._state.models.values())
+        self.engine = self._state.strategy.make_engine(loader, models, self._flags)
+        return self._step_context(self.engine, loader, length)
+
+    def _step_context(self, engine: Engine, loader: Loader, length: RunLength) -> StepContext:
+        return StepContext(
+            engine,
+            lane_key=key_of(self._options.seed, "lane"),
+            update_key=key_of(self._options.seed, "update") if loader.lanes.count > 1 else None,
+            precision=MixedPrecision(self._options.precision, self._world.device),
+            updater=self._make_updater(length),
+            investigator=Investigator(
+                self._options.on_nonfinite, loader.lanes, self._state.parameter_names(), self._log.log_incident
+            ),
+            timer=self.timer,
+            parameters=self._state.parameters_of,
+            buffers=list(buffer_slots(self._state.models.values())),
+        )
+
+    def _fingerprint(self, loader: Loader, length: RunLength) -> dict[str, Any]:
+        schedules = list(self._state.schedules.values())
+        return fingerprint_of(self._world, self._options, loader, self._state, schedules, length)
+
+    def _planned_length(self, loader: Loader, epochs: int | None, steps: int | None) -> RunLength:
+        """How many updates there will have been after this many more epochs or updates."""
+        per_epoch = steps_per_epoch(loader)
+        if epochs is not None and per_epoch is not None:
+            steps = epochs * per_epoch
+        return run_length(loader, None if steps is None else self._checkpointer.progress.step + steps)
+
+    def _length_of_call(self, loader: Loader) -> RunLength:
+        progress = self._checkpointer.progress
+        length = self._planned_length(loader, progress.asked_epochs, progress.asked_steps)
+        if length.total_steps is None:
+            return length
+        already_done = progress.step - progress.first_step
+        return length._replace(total_steps=length.total_steps - already_done)
+
+    def _begin_strategy(self, loader: Loader) -> None:
+        state, optimizers = self._state, self._state.optimizers.values()
+        state.strategy, state.why_strategy = recheck_choice(
+            StrategyChoice(state.strategy, state.why_strategy), optimizers, loader
+        )
+        state.strategy.begin(optimizers)
+
+    def _make_updater(self, length: RunLength) -> Updater:
+        rates = {
+            optimizer: schedule.bind(length) if isinstance(schedule, Schedule) else schedule
+            for optimizer, schedule in self._state.schedules.items()
+        }
+        averages = list(self._state.averages.values())
+        before_update = self._checkpointer.wait_for_copies
+        return Updater(self._options, self._state.scaler, rates, averages, self._state.strategy, before_update)
+
+    def _log_start(self, loader: Loader, length: RunLength, resumed_from: str | None, is_done: bool) -> None:
+        self._log.events.emit(
+            "start",
+            self._checkpointer.progress.step,
+            **self._world.event_fields,
+            effective_batch=loader.global_batch,
+            lanes=loader.lanes.count,
+            speed_up_bound=loader.lanes.speed_up_bound,
+            total_steps=length.total_steps,
+            parallel=self._state.strategy.name,
+            why_parallel=self._state.why_strategy,
+            precision=self._options.precision,
+            learning_rates=self._state.learning_rates(),
+            parameters=sum(parameter.numel() for parameter in self._state.parameters_of(None)),
+            resumed=resumed_from,
+            is_done=is_done,
+            **self._log.start_info,
+        )
+
+    def _drop_engine(self, *, abandon: bool) -> None:
+        if self.engine is not None:
+            self.engine.close(abandon=abandon)
+            self.engine = None

@@ -1,0 +1,176 @@
+"""The updates of a script with its own loop: all ranks' records combined into one trace, and compared by value.
+
+`lockstep.supervision.step_recorder` records them.
+"""
+
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from lockstep.events.jsonl import read_jsonl
+from lockstep.events.step_trace import TraceDifference
+from lockstep.supervision.io_recorder import OutputRecord
+from lockstep.supervision.step_recorder import BUFFERS, GRADIENT, RATES, ROWS, START, WEIGHTS
+
+if TYPE_CHECKING:
+    import numpy as np
+
+# The phases of an update, in the order in which each follows from those before.
+UPDATE_PHASES = (START, ROWS, GRADIENT, RATES, WEIGHTS, BUFFERS)
+NUM_ROWS = "the number of rows"
+THE_ROWS = "the rows"
+
+# Buffers are left out: batch norm's statistics differ between ranks until the next forward pass.
+_EQUAL_ON_ALL_RANKS = (START, GRADIENT, RATES, WEIGHTS)
+_MAX_LINE_BYTES = 256 * 2**20
+
+# Relative to a tensor's largest value: an upper bound for fp32 rounding, and one for bf16 or TF32.
+ROUNDING = 1e-4
+COARSE_ROUNDING = 2e-2
+
+_SAME_DIRECTION = 0.9999  # cosine
+_OTHER_LENGTH = 0.05  # relative
+
+
+class RankDisagreement(NamedTuple):
+    """The first difference between the ranks of one job."""
+
+    rank: int  # the one that differs from rank 0
+    at: TraceDifference
+
+
+class RecordedUpdates(NamedTuple):
+    """The updates of a job, over all its ranks."""
+
+    trace: Path
+    num_updates: int  # made by all ranks
+    rows: list[list[list[str]]]  # digests, by update and rank
+    layers: list[str]  # those that see a whole batch, or draw random numbers
+    disagreement: RankDisagreement | None
+    rank_0: OutputRecord
+
+    def num_rows(self, update: int) -> int:
+        """How many rows all ranks were given for an update; updates count from 1."""
+        return sum(len(rows) for rows in self.rows[update - 1])
+
+    def all_rows(self, update: int) -> "Counter[str]":
+        """The rows of all ranks, and how often each was given."""
+        return Counter(row for rows in self.rows[update - 1] for row in rows)
+
+
+def collect_updates(records: Sequence[OutputRecord]) -> RecordedUpdates | None:
+    """Combine the ranks' records into one trace; None if no optimizer made a step."""
+    recorded = [list(read_jsonl(files.updates, _MAX_LINE_BYTES)) for files in records if files.updates.exists()]
+    if len(recorded) < len(records):
+        return None
+    count = min(len(lines) for lines in recorded)
+    if count == 0:
+        return None
+    by_update = [[lines[update] for lines in recorded] for update in range(count)]
+    rows = [[list(line["phases"][ROWS]["rows"]) for line in lines] for lines in by_update]
+    trace = records[0].folder / "digests.jsonl"
+    with trace.open("w") as file:
+        for lines, theirs in zip(by_update, rows, strict=True):
+            phases = lines[0]["phases"] | {ROWS: _combine_rows(theirs)}
+            file.write(json.dumps({"step": lines[0]["step"], "phases": phases}) + "\n")
+    layers = sorted({layer for lines in recorded for layer in lines[-1]["layers"]})
+    return RecordedUpdates(trace, count, rows, layers, _first_disagreement(by_update), records[0])
+
+
+def _combine_rows(ranks: Sequence[Sequence[str]]) -> dict[str, str]:
+    """Independent of which rank has which row; empty if no data was observed."""
+    rows = sorted(row for rank in ranks for row in rank)
+    if not rows:
+        return {}
+    return {NUM_ROWS: str(len(rows)), THE_ROWS: hashlib.sha256(" ".join(rows).encode()).hexdigest()[:16]}
+
+
+def _first_disagreement(by_update: Sequence[Sequence[dict[str, Any]]]) -> RankDisagreement | None:
+    for lines in by_update:
+        for phase in (phase for phase in _EQUAL_ON_ALL_RANKS if phase in lines[0]["phases"]):
+            for rank, line in enumerate(lines[1:], 1):
+                own, theirs = lines[0]["phases"][phase], line["phases"].get(phase, {})
+                names = [name for name in dict.fromkeys([*own, *theirs]) if own.get(name) != theirs.get(name)]
+                if names:
+                    return RankDisagreement(rank, TraceDifference(lines[0]["step"], phase, names[0], len(names)))
+    return None
+
+
+class ValueGap(NamedTuple):
+    """The largest difference between the recorded values of one tensor, or of several."""
+
+    largest: float  # absolute
+    relative: float  # to the tensor's largest value; the largest over several tensors
+
+    def __str__(self) -> str:
+        if self.largest == 0:
+            return "in values that were not recorded"
+        if not math.isfinite(self.largest):
+            return "and one of them is not finite"
+        return f"by up to {self.largest:.2g} ({self.relative:.2g} of the tensor's largest value)"
+
+
+class Alignment(NamedTuple):
+    """The angle and relative length of two vectors."""
+
+    cosine: float
+    scale: float  # length along the other's direction, relative to it
+
+    @property
+    def is_only_scaled(self) -> bool:
+        """Whether they have the same direction but another length."""
+        return abs(self.cosine) > _SAME_DIRECTION and abs(self.scale - 1) > _OTHER_LENGTH
+
+
+def largest_gap(phase: str, one: Path, many: Path, tensor: str | None = None) -> ValueGap | None:
+    """The gap of one tensor, or the largest of all in the phase; None if there is nothing to compare.
+
+    `one` and `many` are the files in which rank 0 of each job has recorded an update's values.
+    """
+    gaps = [_gap(left, right) for left, right in _pairs(phase, one, many, tensor)]
+    if not gaps:
+        return None
+    return ValueGap(max(gap.largest for gap in gaps), max(gap.relative for gap in gaps))
+
+
+def alignment_of(phase: str, one: Path, many: Path) -> Alignment | None:
+    """How all tensors of the phase, as one vector, compare; None if either is zero or not finite."""
+    pairs = _pairs(phase, one, many, None)
+    own = sum(float(left @ left) for left, _ in pairs)
+    other = sum(float(right @ right) for _, right in pairs)
+    product = sum(float(left @ right) for left, right in pairs)
+    if not (math.isfinite(own) and math.isfinite(other)) or own == 0 or other == 0:
+        return None
+    return Alignment(product / math.sqrt(own * other), product / own)
+
+
+def _pairs(phase: str, one: Path, many: Path, tensor: str | None) -> "list[tuple[np.ndarray[Any, Any], Any]]":
+    """The values of the tensors that both files have in the same shape."""
+    from safetensors.numpy import load_file
+
+    left, right = load_file(one), load_file(many)
+    names = [name for name in left if name.startswith(f"{phase}/") and name in right]
+    if tensor is not None:
+        names = [name for name in names if name == f"{phase}/{tensor}"]
+    return [
+        (left[name].astype("float64"), right[name].astype("float64"))
+        for name in names
+        if left[name].shape == right[name].shape and left[name].size
+    ]
+
+
+def _gap(left: "np.ndarray[Any, Any]", right: "np.ndarray[Any, Any]") -> ValueGap:
+    import numpy as np
+
+    differs = (left != right) & ~(np.isnan(left) & np.isnan(right))
+    if not differs.any():
+        return ValueGap(0.0, 0.0)
+    largest = float(abs(left[differs] - right[differs]).max())
+    if not math.isfinite(largest):  # must never count as rounding
+        return ValueGap(math.inf, math.inf)
+    values = np.concatenate([left, right])
+    return ValueGap(largest, largest / float(abs(values[np.isfinite(values)]).max()))

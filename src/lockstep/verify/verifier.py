@@ -1,0 +1,291 @@
+"""Run the trials of `lockstep verify`, one after another, and compare each with the first."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from lockstep.errors import UserError
+from lockstep.events.jsonl import read_jsonl
+from lockstep.events.run_folder import RunFolder
+from lockstep.events.step_trace import TraceDifference, first_difference, read_trace
+from lockstep.verify.checklist import (
+    ChecklistItem,
+    check_metrics,
+    check_who_printed,
+    check_who_wrote,
+    counted,
+)
+from lockstep.verify.difference_causes import explain_difference
+from lockstep.verify.recorded_updates import UPDATE_PHASES, RecordedUpdates, collect_updates, largest_gap
+from lockstep.verify.verify_trials import (
+    ConfigUnderTest,
+    ScriptUnderTest,
+    TrialFiles,
+    VerifySubject,
+    VerifyTrial,
+    first_trial,
+    repeated_trial,
+    resumed_trials,
+    run_trial,
+    second_trial,
+)
+from lockstep.verify.verify_verdict import END_OF_RUN, VerifyFinding, VerifyVerdict
+
+Report = Callable[[str], None]
+InferenceCheck = Callable[[Path, Path], ChecklistItem]  # given the run folders of one process and of several
+
+INFERENCE = "a checkpoint of several processes loads for inference in one"
+_FAST_MODE_CAUSE = 'The run is made with determinism="fast", which promises no bits.'
+
+
+def verify_config(
+    settings: Sequence[str], *, processes: int, steps: int, folder: Path, report: Report, inference: InferenceCheck
+) -> VerifyVerdict:
+    """Verify a config with four trials; a run that fails is the last.
+
+    Args:
+        settings: The config and its overrides, including those of `trial_overrides`.
+        processes: The number of processes to compare with one.
+        steps: How many steps each trial makes.
+        folder: For the trials' files.
+        report: Called with a line of progress.
+        inference: The check that a checkpoint loads for inference.
+    """
+    every = [first_trial(), second_trial(processes), *resumed_trials(processes, steps)]
+    comparison = _Comparison(ConfigUnderTest(settings), folder, report, width=max(len(trial.title) for trial in every))
+    for trial in every:
+        if comparison.add(trial).failure is not None:
+            break
+    return comparison.verdict(processes, inference=inference)
+
+
+def verify_script(
+    target: Sequence[str],
+    *,
+    processes: int,
+    steps: int,
+    one_args: Sequence[str],
+    folder: Path,
+    report: Report,
+) -> VerifyVerdict:
+    """Verify a script: with four trials if its runs have a folder; else with two, and the first again if they differ.
+
+    Args:
+        target: The script and its arguments, or -m and a module.
+        processes: The number of processes to compare with one.
+        steps: After how many steps each run is stopped.
+        one_args: More arguments, for the run on one process only.
+        folder: For the trials' files.
+        report: Called with a line of progress.
+    """
+    subject = ScriptUnderTest(target, steps, one_args)
+    comparison = _Comparison(subject, folder, report, width=len(repeated_trial().title))
+    first = comparison.add(first_trial())
+    if first.failure is not None or comparison.add(second_trial(processes)).failure is not None:
+        return comparison.verdict(processes)
+    if not comparison.has_own_loop and comparison.can_resume and (first.steps or 0) >= 2:
+        for trial in resumed_trials(processes, first.steps or 0):
+            if comparison.add(trial).failure is not None:
+                break
+    elif comparison.findings[-1].difference is not None:
+        comparison.add(repeated_trial())
+    return comparison.verdict(processes, asked=steps)
+
+
+class _Comparison:
+    """The trials made so far, and what was found about each."""
+
+    def __init__(self, subject: VerifySubject, folder: Path, report: Report, width: int = 0) -> None:
+        self.findings: list[VerifyFinding] = []
+        self.updates: dict[str, RecordedUpdates] = {}  # of each trial, if the loop is not lockstep's
+        self._subject = subject
+        self._folder = folder.resolve()  # a script may change its working directory
+        self._report = report
+        self._width = width
+
+    @property
+    def has_own_loop(self) -> bool:
+        """Whether the script trains with a loop that is not lockstep's."""
+        return bool(self.updates)
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether the first trial's runs have a folder from which to resume."""
+        return self._files(self.findings[0].trial).run.exists()
+
+    def add(self, trial: VerifyTrial) -> VerifyFinding:
+        """Run a trial, compare it with the first, and report what was found."""
+        files = self._files(trial)
+        failure = run_trial(self._subject, files)
+        finding = VerifyFinding(trial, failure=failure)
+        traces = self._subject.traces(files)
+        if not traces and (updates := collect_updates(files.records())) is not None:
+            self.updates[trial.name] = updates
+            traces = {"": updates.trace}
+        if failure is None:
+            if not traces:
+                raise UserError(
+                    f"{trial.title}: nothing was trained, so there is nothing to compare: the script must make steps "
+                    "with a torch optimizer or lockstep.Run"
+                )
+            steps = max(len(read_trace(trace)) for trace in traces.values())
+            finding = finding._replace(digest=self._digest(files, traces), steps=steps)
+        if failure is not None:
+            traces = {name: trace for name, trace in traces.items() if read_trace(trace)}
+        if self.findings and traces:  # also after a failure: a difference may be its cause
+            finding = self._compared(finding, traces)
+        self.findings.append(finding)
+        is_first = len(self.findings) == 1 and failure is None
+        self._report(f"{trial.title:<{self._width}}  {finding.baseline if is_first else finding.summary}")
+        return finding
+
+    def verdict(
+        self, processes: int, *, inference: InferenceCheck | None = None, asked: int | None = None
+    ) -> VerifyVerdict:
+        """All findings with the checklist; `asked`: the number of steps that the user wanted."""
+        notes = []
+        made = self.findings[0].steps
+        if asked is not None and made is not None and made < asked:
+            notes.append(f"the script trains for {counted(made, 'step')}, fewer than the {asked} asked for")
+        return VerifyVerdict(tuple(self.findings), tuple(self._checks(processes, inference)), tuple(notes))
+
+    def _compared(self, finding: VerifyFinding, traces: dict[str, Path]) -> VerifyFinding:
+        first = self._subject.traces(self._files(self.findings[0].trial))
+        if not first and "one" in self.updates:
+            first = {"": self.updates["one"].trace}
+        if first.keys() != traces.keys() and finding.failure is None:
+            ours, theirs = (", ".join(names) or "none" for names in (first, traces))
+            raise UserError(
+                f"the script's runs have different folders each time ({ours}; {theirs}), so that none could resume "
+                "after a stop: give them fixed names"
+            )
+        for name in sorted(first.keys() & traces.keys()):
+            difference = first_difference(first[name], traces[name], UPDATE_PHASES if self.has_own_loop else None)
+            if difference is None and finding.failure is None:
+                difference = compare_ends(*_ends(first[name], traces[name]))
+            if difference is None and self.has_own_loop:
+                disagreement = self.updates[finding.trial.name].disagreement
+                # Rank 0 may be like the one process while other ranks are not.
+                difference = None if disagreement is None else disagreement.at
+            if difference is not None:
+                finding = finding._replace(difference=difference, run=name)
+                if self.has_own_loop:
+                    return self._explained(finding)
+                return finding._replace(cause=_FAST_MODE_CAUSE) if _is_fast(traces[name].parent) else finding
+        return finding
+
+    def _explained(self, finding: VerifyFinding) -> VerifyFinding:
+        at = finding.difference
+        one, many = self.updates["one"], self.updates[finding.trial.name]
+        if at is None or at.phase == END_OF_RUN:
+            return finding
+        all_files = one.rank_0.values(at.step), many.rank_0.values(at.step)
+        gap = largest_gap(at.phase, *all_files, tensor=at.tensor)
+        cause = explain_difference(at, one, many, finding.trial.segments[0].processes)
+        return finding._replace(size=None if gap is None else str(gap), cause=cause)
+
+    def _files(self, trial: VerifyTrial) -> TrialFiles:
+        return TrialFiles(self._folder, trial)
+
+    def _digest(self, files: TrialFiles, traces: dict[str, Path]) -> str:
+        """The final digest of a config's run; for a script that was stopped, a hash over its last steps."""
+        end = _end(files.run)
+        if end is not None:
+            return str(end["digest"])
+        last = {name: list(read_trace(trace).items())[-1] for name, trace in traces.items()}
+        return hashlib.sha256(json.dumps(last, sort_keys=True).encode()).hexdigest()
+
+    def _checks(self, processes: int, inference: InferenceCheck | None) -> Iterator[ChecklistItem]:
+        """The checklist: what the trials have shown, and what could not be checked."""
+        by_name = {finding.trial.name: finding for finding in self.findings}
+        yield _trains("one process trains", by_name.get("one"))
+        yield _trains(f"{processes} processes train", by_name.get("many"))
+        one, many = by_name.get("one"), by_name.get("many")
+        if one is None or many is None or one.failure is not None or many.failure is not None:
+            return
+        files = self._files(many.trial)
+        yield check_who_wrote(files.records(), self._folder, Path.cwd())
+        yield check_who_printed(files.records())
+        yield self._inference(inference)
+        yield self._metrics()
+        yield _bits(many, "rows, gradients and weights" if self.has_own_loop else "data, loss, gradients and state")
+        resumed = [finding for name, finding in by_name.items() if "-then-" in name]
+        short = self.can_resume and not self.has_own_loop
+        yield _resumes(resumed, "there is one step only" if short else "the script has no run folder to resume from")
+
+    def _inference(self, inference: InferenceCheck | None) -> ChecklistItem:
+        if inference is None:
+            return ChecklistItem(INFERENCE, None, "the script's model is its own")
+        return inference(*(self._files(finding.trial).run for finding in self.findings[:2]))
+
+    def _metrics(self) -> ChecklistItem:
+        all_files = [self._files(finding.trial) for finding in self.findings[:2]]
+        traces = [self._subject.traces(files) for files in all_files]
+        losses: list[tuple[str, str]] = []
+        common_runs = sorted(traces[0].keys() & traces[1].keys())
+        for name in common_runs:
+            steps = [read_trace(trace[name]) for trace in traces]
+            common = sorted(steps[0].keys() & steps[1].keys())
+            losses += [(_loss(steps[0][step]), _loss(steps[1][step])) for step in common if "loss" in steps[0][step]]
+        one, many = ([RunFolder(trace[name].parent).events for name in common_runs] for trace in traces)
+        return check_metrics(one, many, losses)
+
+
+def compare_ends(left: dict[str, Any], right: dict[str, Any]) -> TraceDifference | None:
+    """The difference between two runs' end events, if any."""
+    if (left["step"], left["digest"]) == (right["step"], right["digest"]):
+        return None
+    what = "the state" if left["step"] == right["step"] else f"{left['step']} steps and {right['step']}"
+    return TraceDifference(min(left["step"], right["step"]), END_OF_RUN, what, 1)
+
+
+def _ends(*traces: Path) -> list[dict[str, Any]]:
+    """The end events of these runs; if any was stopped before its end, the number of steps of each."""
+    ends = [_end(trace.parent) for trace in traces]
+    if any(end is None for end in ends):
+        return [{"step": max(read_trace(trace)), "digest": ""} for trace in traces]
+    return [end for end in ends if end is not None]
+
+
+def _end(folder: Path) -> dict[str, Any] | None:
+    """The run's end event, if it came to its end."""
+    events = RunFolder(folder).events
+    if not events.exists():
+        return None
+    return next((event for event in reversed(list(read_jsonl(events))) if event.get("kind") == "end"), None)
+
+
+def _is_fast(folder: Path) -> bool:
+    run = RunFolder(folder)
+    return run.run_json.exists() and run.read_run_json().get("fingerprint", {}).get("determinism") == "fast"
+
+
+def _loss(phases: dict[str, dict[str, Any]]) -> str:
+    return str(phases["loss"].get("loss"))
+
+
+def _trains(what: str, finding: VerifyFinding | None) -> ChecklistItem:
+    if finding is None:
+        return ChecklistItem(what, None, "a run before it failed")
+    if finding.failure is not None:
+        return ChecklistItem(what, False, f"exit code {finding.failure.exit_code}")
+    return ChecklistItem(what, True, counted(finding.steps or 0, "step"))
+
+
+def _bits(finding: VerifyFinding, compared: str) -> ChecklistItem:
+    what = "every bit is the same on one process and on several"
+    if finding.difference is None:
+        return ChecklistItem(what, True, f"{compared} of {counted(finding.steps or 0, 'step')}")
+    return ChecklistItem(what, False, f"first at {finding.difference}")
+
+
+def _resumes(findings: Sequence[VerifyFinding], why_not: str) -> ChecklistItem:
+    what = "a stop and a resume on another number of processes change nothing"
+    if not findings:
+        return ChecklistItem(what, None, why_not)
+    bad = [finding for finding in findings if finding.difference is not None or finding.failure is not None]
+    if bad:
+        return ChecklistItem(what, False, "; ".join(f"{finding.trial.title}: {finding.summary}" for finding in bad))
+    return ChecklistItem(what, True, "; ".join(finding.trial.title for finding in findings))

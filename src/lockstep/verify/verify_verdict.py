@@ -1,0 +1,149 @@
+"""The verdict of `lockstep verify`: which trials agree, where the first one differs, and the likely cause."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from lockstep.errors import EXIT_FAILED
+from lockstep.events.step_trace import TraceDifference
+from lockstep.verify.checklist import ChecklistItem, counted
+from lockstep.verify.verify_trials import TrialFailure, VerifyTrial
+
+END_OF_RUN = "end"  # as a phase, besides those of a trace
+
+_CAUSES = {
+    "data": "The samples themselves differ. A data set and its augmentation must be a function of (seed, epoch, "
+    "sample): draw from torch, numpy or random, which are seeded for every sample, and from nothing else (no "
+    "SystemRandom, os.urandom or clock, no other generator or counter).",
+    "loss": "The same samples gave another loss. The initial weights may differ, or the forward pass depends on the "
+    "rank or the process, keeps state in Python from one call to the next, draws from a random stream that lockstep "
+    "does not seed, or uses another number of threads.",
+    "gradient": "The same loss gave another gradient. A custom backward pass may not be deterministic; if there is "
+    "none, the sum over the ranks is wrong, which is a bug in lockstep.",
+    "state": "The same gradient gave another state. The optimizer, the moving average or a buffer depends on the rank "
+    "or the process, or draws from a random stream that lockstep does not seed.",
+    END_OF_RUN: "All steps that both made are the same. Something was changed outside of a step.",
+}
+_RESUME_CAUSE = (
+    "Until the stop it was the same. Something that the next step needs is not in the checkpoint: a counter, a "
+    "schedule or a cache in a Python object. Make it a buffer of the model, or use run.register_state(name, thing)."
+)
+_NOT_REPEATABLE = "Two runs on one process differ as well."
+
+# How to say where the difference is, other than "in its PHASE".
+_PLACES = {END_OF_RUN: "after the last step", "start": "in the weights before it", "rows": "in its data"}
+
+
+class VerifyFinding(NamedTuple):
+    """What was found about a trial."""
+
+    trial: VerifyTrial
+    digest: str | None = None  # at its end, if it got there
+    difference: TraceDifference | None = None  # from the first trial
+    failure: TrialFailure | None = None
+    run: str = ""  # the one that differs, if a script makes several
+    steps: int | None = None  # made by each of its runs
+    size: str | None = None  # of the difference, in words, where values were recorded
+    cause: str | None = None  # if more is known than the phase
+
+    @property
+    def summary(self) -> str:
+        """How it compares with the first trial."""
+        if self.failure is not None:
+            return f"failed with exit code {self.failure.exit_code}"
+        return "the same" if self.difference is None else f"differs at {self.difference}"
+
+    @property
+    def baseline(self) -> str:
+        """The summary of the first trial, which the others are compared with."""
+        made = [] if self.steps is None else [counted(self.steps, "step")]
+        return ", ".join([*made, *([f"digest {self.digest}"] if self.digest is not None else [])])
+
+    def as_json(self) -> dict[str, Any]:
+        values = {
+            "name": self.trial.name,
+            "runs": [
+                {"processes": segment.processes, "stop_after": segment.stop_after} for segment in self.trial.segments
+            ],
+            "digest": self.digest,
+            "difference": None if self.difference is None else self.difference._asdict(),
+            "exit_code": 0 if self.failure is None else self.failure.exit_code,
+        }
+        optional = {"run": self.run or None, "steps": self.steps, "size": self.size}
+        return values | {name: value for name, value in optional.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class VerifyVerdict:
+    """All findings, the checklist, and notes for the user."""
+
+    findings: tuple[VerifyFinding, ...]
+    checks: tuple[ChecklistItem, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def differing(self) -> VerifyFinding | None:
+        """The first trial that differs from the first one."""
+        return next((finding for finding in self.findings if finding.difference is not None), None)
+
+    @property
+    def failure(self) -> TrialFailure | None:
+        """The failure that ended the verification, if there was one."""
+        return self.findings[-1].failure
+
+    @property
+    def exit_code(self) -> int:
+        if self.failure is not None:
+            return self.failure.exit_code
+        is_bad = self.differing is not None or any(check.is_promise and check.holds is False for check in self.checks)
+        return EXIT_FAILED if is_bad else 0
+
+    @property
+    def cause(self) -> str | None:
+        """The likely cause of the first difference."""
+        differing = self.differing
+        if differing is None or differing.difference is None:
+            return None
+        step, phase, _, _ = differing.difference
+        if differing.trial.resumed_after is not None and step > differing.trial.resumed_after:
+            return _RESUME_CAUSE
+        cause = differing.cause or _CAUSES[phase]
+        return cause if self._one_process_repeats_itself else f"{cause} {_NOT_REPEATABLE}"
+
+    @property
+    def _one_process_repeats_itself(self) -> bool:
+        """As far as the trials that started on one process show."""
+        return not any(
+            finding.difference is not None
+            and (finding.trial.resumed_after is None or finding.difference.step <= finding.trial.resumed_after)
+            for finding in self.findings
+            if finding.trial.segments[0].processes == 1
+        )
+
+    def lines(self) -> list[str]:
+        """For a person to read. Nothing is said about bits if a run failed before anything differed."""
+        return [*self._result_lines(), *self.notes, *(str(check) for check in self.checks)]
+
+    def _result_lines(self) -> list[str]:
+        if self.differing is not None and self.differing.difference is not None:
+            step, phase, tensor, num_tensors = self.differing.difference
+            run = f"{self.differing.run}, " if self.differing.run else ""
+            others = f" and {num_tensors - 1} more" if num_tensors > 1 else ""
+            size = f", {self.differing.size}" if self.differing.size else ""
+            where = _PLACES.get(phase, f"in its {phase}")
+            line = (
+                f"different: {self.differing.trial.title}: {run}first at step {step}, {where}: {tensor}{others}{size}"
+            )
+            return [line, self.cause or ""]
+        if self.failure is None:
+            digest = self.findings[0].digest
+            return [f"all {len(self.findings)} agree, bit for bit" + (f": digest {digest}" if digest else "")]
+        return []
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "equal": self.failure is None and self.differing is None,
+            "trials": [finding.as_json() for finding in self.findings],
+            "cause": self.cause,
+            "notes": list(self.notes),
+            "checklist": [check.as_json() for check in self.checks],
+        }

@@ -1,0 +1,197 @@
+"""Join and leave a job: from the launcher's environment variables to a process group and a `World`."""
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch.distributed import DistNetworkError
+
+from lockstep.config import environment
+from lockstep.config.placement import Placement
+from lockstep.config.tested_versions import describe_untested_torch
+from lockstep.errors import WorldError
+from lockstep.launcher.tcp_store import connect_store, host_store, interface_towards, wait_for_keys
+from lockstep.supervision import heartbeat
+from lockstep.supervision.heartbeat import Phase
+from lockstep.world.device import choose_backend, choose_device, devices_are_shared, warn_if_no_parallelism
+from lockstep.world.world import World
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import PrefixStore, Store  # the stubs of torch.distributed lack them
+else:
+    from torch.distributed import PrefixStore, Store
+
+logger = logging.getLogger("lockstep")
+
+
+def setup_distributed(
+    rank: int | None = None,
+    world_size: int | None = None,
+    backend: str | None = None,
+    timeout_s: float | None = None,
+    device: str | torch.device | None = None,
+) -> World:
+    """Join the job this process was launched into, and return its `World`.
+
+    Without arguments the launcher's environment variables decide; without a launcher this is a world of one process,
+    and no process group is made.
+
+    Args:
+        rank: This process's rank, given together with `world_size`; MASTER_ADDR and MASTER_PORT are then used, or set
+            to this machine. `rank=-1, world_size=1` means a single process.
+        world_size: The number of processes in the job.
+        backend: "nccl" or "gloo"; chosen by the device if omitted.
+        timeout_s: The time limit for joining and for every collective; 600 seconds if omitted.
+        device: The device to compute on; chosen automatically if omitted.
+    """
+    timeout_s = World().timeout_s if timeout_s is None else timeout_s
+    if timeout_s <= 0:
+        raise WorldError(f"timeout_s={timeout_s}: expected a number of seconds greater than 0")
+    placement = _place(rank, world_size)
+    if placement.rank == 0 and (problem := describe_untested_torch(torch.__version__)) is not None:
+        logger.warning("%s", problem)
+    chosen_device = choose_device(placement, device)
+    if dist.is_initialized():
+        return _world_joined_before(placement, chosen_device, timeout_s)
+    if placement.launcher == "none":
+        return World(device=chosen_device, timeout_s=timeout_s)
+    if backend is None or backend == "auto":
+        backend = choose_backend(chosen_device.type, devices_are_shared(placement, chosen_device))
+    if not dist.is_backend_available(backend):
+        raise WorldError(f"backend={backend!r} is not available in this torch: try gloo")
+    if backend == "nccl" and chosen_device.type != "cuda":
+        raise WorldError(f"backend='nccl' carries CUDA tensors only, and the device is {chosen_device.type}: use gloo")
+
+    environment.export_master_address(placement, interface_towards(placement.master_addr))
+    if chosen_device.type == "cuda":
+        torch.cuda.set_device(chosen_device)
+    with heartbeat.during(Phase.JOINING):
+        _join(placement, backend, timeout_s, chosen_device if backend == "nccl" else None)
+    if placement.rank == 0:
+        logger.info("Initialized DDP with %d processes (%s, %s)", placement.world_size, backend, chosen_device.type)
+        warn_if_no_parallelism(placement, chosen_device, logger.warning)
+    return _world_of(placement, chosen_device, backend, timeout_s)
+
+
+def init_process_group(
+    backend: str | None = None,
+    world_size: int | None = None,
+    rank: int | None = None,
+    timeout: float | timedelta | None = None,
+) -> World:
+    """`setup_distributed` with torch's argument names; `timeout` in seconds or as a timedelta."""
+    timeout_s = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    return setup_distributed(rank, world_size, backend, timeout_s)
+
+
+def cleanup_distributed() -> None:
+    """Leave the job: destroy the process group, if there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@contextmanager
+def leave_on_exit() -> Iterator[None]:
+    """Leave the job after the block. If the block fails, errors of leaving are suppressed: they are not the cause."""
+    try:
+        yield
+    except BaseException:
+        with suppress(Exception):
+            cleanup_distributed()
+        raise
+    cleanup_distributed()
+
+
+def _place(rank: int | None, world_size: int | None) -> Placement:
+    if rank is None and world_size is None:
+        return environment.read_placement()
+    if rank is None or world_size is None:
+        raise WorldError(f"rank={rank} and world_size={world_size}: give both, or neither")
+    return environment.read_placement_for(rank, world_size)
+
+
+def _world_of(placement: Placement, device: torch.device, backend: str, timeout_s: float) -> World:
+    return World(
+        rank=placement.rank,
+        local_rank=placement.local_rank,
+        size=placement.world_size,
+        local_size=placement.local_world_size,
+        node=placement.node,
+        num_nodes=placement.num_nodes,
+        device=device,
+        backend=backend,
+        timeout_s=timeout_s,
+        launcher=placement.launcher,
+        attempt=placement.attempt,
+    )
+
+
+def _world_joined_before(placement: Placement, device: torch.device, timeout_s: float) -> World:
+    """The world of the first call, for a second one by a library, or by a Trainer that was given no world."""
+    joined = (dist.get_rank(), dist.get_world_size())
+    if (placement.rank, placement.world_size) != joined:
+        if placement.launcher != "none":
+            raise WorldError(
+                f"cannot join as rank {placement.rank} of {placement.world_size}: this process is already rank "
+                f"{joined[0]} of {joined[1]}: call cleanup_distributed() first"
+            )
+        placement = environment.read_placement_for(*joined)
+    return _world_of(placement, device, dist.get_backend(), timeout_s)
+
+
+def _join(placement: Placement, backend: str, timeout_s: float, bound_device: torch.device | None) -> None:
+    timeout = timedelta(seconds=timeout_s)
+    store = _rendezvous(placement, timeout)
+    dist.init_process_group(
+        backend,
+        store=store,
+        rank=placement.rank,
+        world_size=placement.world_size,
+        timeout=timeout,
+        device_id=bound_device,  # else NCCL guesses a device at the first barrier
+    )
+    # A rank that went on and ended at once (over a mistake in its data, say) would break the connections of those that
+    # are still connecting to it, and torch would log that at length.
+    with suppress(DistNetworkError):  # rank 0, which holds the store, has ended: it had seen every rank connected
+        _wait_for_all_ranks(store, "connected", placement, time.monotonic() + timeout_s)
+
+
+def _rendezvous(placement: Placement, timeout: timedelta) -> Store:
+    """The store at which every rank of this job has arrived."""
+    deadline = time.monotonic() + timeout.total_seconds()
+    while True:
+        if placement.store_is_hosted or placement.rank != 0:
+            store = connect_store(placement.master_addr, placement.master_port, timeout, f"rank {placement.rank}")
+        else:
+            # Nobody connects to a job of one process, so any free port will do.
+            store = host_store(placement.master_addr, placement.master_port if placement.world_size > 1 else 0, timeout)
+        try:
+            # A launcher's store outlives the job: without a new prefix, a job that is restarted or joined again would
+            # read the addresses that the previous one left there.
+            joins = store.add(f"lockstep/{placement.attempt}/joins/{placement.rank}", 1)
+            fresh = PrefixStore(f"lockstep/{placement.attempt}/{joins}", store)
+            _wait_for_all_ranks(fresh, "arrived", placement, deadline)
+            return fresh
+        except DistNetworkError:
+            # A rank that leaves and joins again before rank 0, which holds the store, finds the old store, which ends
+            # while this rank waits for the others. A launcher's store ends only with the launcher.
+            if placement.store_is_hosted or placement.rank == 0 or time.monotonic() > deadline:
+                raise
+
+
+def _wait_for_all_ranks(store: Store, stage: str, placement: Placement, deadline: float) -> None:
+    """Wait until every rank has reached this stage; if one does not, name it in the error."""
+    reached = [f"{stage}/{rank}" for rank in range(placement.world_size)]
+    store.set(reached[placement.rank], "1")
+    missing = wait_for_keys(store, reached, deadline)
+    if missing:
+        raise WorldError(
+            f"rank {placement.rank} timed out waiting for rank{'s' * (len(missing) > 1)} "
+            f"{', '.join(map(str, missing))} of {placement.world_size} at "
+            f"{placement.master_addr}:{placement.master_port}: not started, or cannot connect"
+        )

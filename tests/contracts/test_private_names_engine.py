@@ -1,0 +1,214 @@
+"""The private names of torch that the engine relies on are there, and mean what they did; their fallbacks agree.
+
+A failure here names the installed torch version. Look at what that version changed, and adapt
+`lockstep/engine/torch_internals.py`, the only file of the engine that uses these names.
+"""
+
+import copy
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import graph
+from torch.nn.modules import batchnorm
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD
+from torch.optim.lr_scheduler import StepLR
+
+import lockstep
+from lockstep.config.tested_versions import TESTED_TORCH_VERSIONS
+from lockstep.engine import torch_internals
+from lockstep.engine.gradient_math import all_finite, scale_gradients
+from lockstep.testing import ranks
+from lockstep.world.world import World
+
+VERSION = f"torch {torch.__version__}, seen in {' and '.join(TESTED_TORCH_VERSIONS)}"
+
+LIST_OPERATIONS = ("_foreach_add_", "_foreach_copy_", "_foreach_lerp_", "_foreach_mul_", "_foreach_norm")
+FINITE_CHECK = "_amp_foreach_non_finite_check_and_unscale_"
+
+
+@pytest.mark.parametrize("name", [*LIST_OPERATIONS, FINITE_CHECK])
+def test_list_operations_are_there(name: str) -> None:
+    assert hasattr(torch, name), f"{name}: {VERSION}"
+
+
+def test_autograd_and_modules_have_their_private_names() -> None:
+    owners = {
+        "_engine_run_backward": graph,
+        "_BatchNorm": batchnorm,
+        "_NormBase": batchnorm,
+        "_check_reducer_finalized": DistributedDataParallel,
+        "_version": torch.zeros(1),
+        "_values": torch.zeros(1),
+        "_buffers": nn.Linear(1, 1),
+        "_optimizer_step_pre_hooks": SGD(nn.Linear(1, 1).parameters()),
+        "_optimizer_step_post_hooks": SGD(nn.Linear(1, 1).parameters()),
+    }
+    assert [name for name, owner in owners.items() if not hasattr(owner, name)] == [], VERSION
+
+
+def test_only_the_adapter_uses_private_names() -> None:
+    """In the engine and in training."""
+    package = Path(lockstep.__file__).parent
+    files = [*(package / "engine").glob("*.py"), *(package / "train").rglob("*.py")]
+    # Not `self._x`, `super()._x`, or what a NamedTuple has.
+    private = re.compile(r"(?<!self)(?<!super\(\))(?<!cls)\._(?!fields\b|asdict\b|replace\b)[a-z]\w*|import _[a-zA-Z]")
+    users = {path.name for path in files if private.search(path.read_text())}
+    assert users == {"torch_internals.py"}
+
+
+def test_batch_norm_is_recognised_without_its_base_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = [nn.BatchNorm1d(2), nn.BatchNorm2d(2), nn.SyncBatchNorm(2), nn.InstanceNorm1d(2), nn.LayerNorm(2)]
+    for base in (batchnorm._BatchNorm, None):
+        monkeypatch.setattr(torch_internals, "_batch_norm_base", base)
+        assert [torch_internals.is_batch_norm(module) for module in modules] == [True, True, True, False, False]
+
+
+def test_versions_count_changes_in_place() -> None:
+    tensor = torch.zeros(2)
+    before = torch_internals.version_of(tensor)
+    tensor.add_(1.0)
+    assert torch_internals.version_of(tensor) == before + 1, VERSION
+    weight = nn.Parameter(torch.ones(2))
+    weight.sum().backward()
+    assert weight.grad is not None
+    first, version = weight.grad, torch_internals.version_of(weight.grad)
+    weight.sum().backward()
+    assert weight.grad is first and torch_internals.version_of(first) > version, f"autograd adds in place: {VERSION}"
+
+
+def numbers(dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    shapes: list[tuple[int, ...]] = [(7,), (3, 5), (), (40, 33)]
+    return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64])
+def test_fallbacks_of_list_operations_have_the_same_bits(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    def computed() -> list[Tensor]:
+        added, scaled, copied = numbers(dtype), numbers(dtype), [torch.empty_like(each) for each in numbers(dtype)]
+        torch_internals.add_all_(added, [each.clone() for each in scaled])
+        scale_gradients(scaled, torch.tensor(1 / 37, dtype=torch.float64))
+        torch_internals.copy_all_(copied, added)
+        moved = numbers(dtype)
+        torch_internals.interpolate_all_(moved, added, 0.01)
+        return [*added, *scaled, *copied, *moved]
+
+    fused = computed()
+    for name in LIST_OPERATIONS:
+        monkeypatch.delattr(torch, name)
+    assert all(torch.equal(a, b) for a, b in zip(fused, computed(), strict=True)), VERSION
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
+def test_fallbacks_of_the_finite_check_agree(dtype: torch.dtype, bad: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    good, spoilt = numbers(dtype), numbers(dtype)
+    spoilt[1][0, 0] = bad
+    for is_fallback in (False, True):
+        if is_fallback:
+            for name in (*LIST_OPERATIONS, FINITE_CHECK):
+                monkeypatch.delattr(torch, name)
+        assert (all_finite(good), all_finite(spoilt)) == (True, False), VERSION
+    assert all(torch.equal(a, b) for a, b in zip(good, numbers(dtype), strict=True)), "the check changes nothing"
+
+
+def test_the_fallback_of_the_backward_pass_has_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gradients() -> list[Tensor | None]:
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+        losses = [model(torch.ones(4, 5)).square().sum(), model(torch.zeros(4, 5)).sum()]
+        inputs = [model[0].weight, model[2].bias]
+        torch_internals.backward_without_checks(
+            losses, [torch.tensor(0.3), torch.tensor(1.7)], retain_graph=False, inputs=inputs
+        )
+        return [parameter.grad for parameter in model.parameters()]
+
+    direct = gradients()
+    monkeypatch.setattr(torch_internals, "_engine_run_backward", None)
+    for ours, theirs in zip(direct, gradients(), strict=True):
+        assert (ours is None and theirs is None) or torch.equal(ours, theirs), VERSION  # type: ignore[arg-type]
+
+
+def test_the_fallback_knows_every_norm_with_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+    norms = [nn.BatchNorm1d(2), nn.BatchNorm3d(2), nn.SyncBatchNorm(2), nn.InstanceNorm2d(2), nn.LazyBatchNorm2d()]
+    others = [nn.LayerNorm(2), nn.GroupNorm(1, 2), nn.Linear(2, 2)]
+    for base in (batchnorm._NormBase, None):
+        monkeypatch.setattr(torch_internals, "_norm_base", base)
+        assert all(map(torch_internals.has_running_statistics, norms)), VERSION
+        assert not any(map(torch_internals.has_running_statistics, others)), VERSION
+
+
+def test_empty_buffers_are_listed_and_can_be_replaced() -> None:
+    module = nn.BatchNorm1d(2)
+    module.register_buffer("empty", None)
+    assert torch_internals.buffer_names(module) == ["running_mean", "running_var", "num_batches_tracked", "empty"]
+    assert torch_internals.get_buffer(module, "empty") is None
+    other = torch.ones(2)
+    torch_internals.set_buffer(module, "running_mean", other)
+    assert module.running_mean is other, VERSION
+    assert module.state_dict()["running_mean"].tolist() == [1.0, 1.0]
+
+
+def test_sparse_values_are_not_coalesced() -> None:
+    sparse = torch.sparse_coo_tensor(torch.tensor([[1, 1]]), torch.tensor([3e38, 3e38]), (2,), check_invariants=True)
+    assert torch_internals.stored_values(sparse).tolist() == torch.tensor([3e38, 3e38]).tolist(), VERSION
+
+
+def sharded_class(world: World) -> tuple[str, str]:
+    from torch.distributed.fsdp import fully_shard
+
+    model = nn.Sequential(nn.Linear(4, 4))
+    fully_shard(model)
+    return type(model).__name__, torch_internals.class_before_sharding(model).__name__
+
+
+def test_the_class_before_sharding_is_found_again() -> None:
+    assert torch_internals.class_before_sharding(nn.Linear(1, 1)) is nn.Linear
+    for sharded, original in ranks(2).run(sharded_class):
+        assert sharded != "Sequential", VERSION
+        assert original == "Sequential", VERSION
+
+
+def reduced_all(world: World) -> list[bool]:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused = nn.Linear(2, 2), nn.Linear(2, 2)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            result: Tensor = self.used(inputs)
+            return result
+
+    answers = []
+    for find_unused in (True, False):
+        ddp = DistributedDataParallel(Two(), find_unused_parameters=find_unused)
+        ddp(torch.ones(1, 2)).sum().backward()
+        answers.append(torch_internals.has_reduced_every_bucket(ddp))
+    return answers
+
+
+def test_a_reducer_that_waits_for_a_gradient_is_noticed() -> None:
+    for answers in ranks(2).run(reduced_all):
+        assert answers == [True, False], VERSION
+
+
+def test_a_copy_of_an_optimizer_runs_its_hooks_and_satisfies_schedulers() -> None:
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = SGD([weight], lr=0.1)
+    scheduler = StepLR(optimizer, 1)
+    other, calls = copy.copy(optimizer), []
+    torch_internals.share_step_hooks(optimizer, other)
+    optimizer.register_step_pre_hook(lambda *_: calls.append("pre"))
+    optimizer.register_step_post_hook(lambda *_: calls.append("post"))
+    weight.grad = torch.ones(1)
+    other.step()
+    assert calls == ["pre", "post"], VERSION
+    torch_internals.mark_as_stepped(optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scheduler.step()  # warns where it does not know of a step

@@ -1,0 +1,80 @@
+"""What Linux says about processes: state, children, blocking calls, out-of-memory kills."""
+
+import ctypes
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lockstep.supervision.linux_processes import OutOfMemoryKills, blocked_in, children_of, process_state
+from lockstep.supervision.stack_dumps import _has_handler
+from tests.commands import wait_for
+from tests.unit.supervision.scripts import running
+
+_PR_SET_NAME = 15
+
+
+@pytest.fixture
+def truncated_name() -> Iterator[None]:
+    """A process name that ends within a letter: the kernel keeps the first 15 bytes."""
+    before = Path("/proc/self/comm").read_bytes().strip()
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, "обработка данных".encode())
+    yield
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, before)
+
+
+@pytest.mark.usefixtures("truncated_name")
+def test_a_process_name_may_end_within_a_letter() -> None:
+    state = process_state(os.getpid())
+    assert state is not None
+    assert state.name.startswith("обработ")
+    assert os.getpid() in children_of(os.getppid())
+    assert not _has_handler(os.getpid())
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("import os; p = os.open('PIPE', os.O_RDWR); print('ready', flush=True); os.read(p, 1)", "read of PIPE"),
+        ("print('ready', flush=True); open('PIPE').read()", "open of PIPE"),
+        ("import os; r, w = os.pipe(); print('ready', flush=True); os.read(r, 1)", "read of a pipe"),
+        ("import time; print('ready', flush=True); time.sleep(60)", ""),
+    ],
+)
+def test_a_blocked_file_is_named(tmp_path: Path, script: str, words: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with running(script.replace("PIPE", str(tmp_path / "pipe"))) as process:
+        wait_for(lambda: (state := process_state(process.pid)) is not None and state.state == "S", 10, "it sleeps")
+        wait_for(lambda: blocked_in(process.pid) == words.replace("PIPE", str(tmp_path / "pipe")), 10, words)
+
+
+def test_children_are_found_including_dead_ones() -> None:
+    script = "import os, time\nif os.fork() == 0: os.kill(os.getpid(), 9)\nprint('ready', flush=True); time.sleep(60)"
+    with running(script) as process:
+        (child,) = children_of(process.pid)
+        wait_for(lambda: (state := process_state(child)) is not None and state.is_dead, 10, "it is dead")
+        state = process_state(child)
+        assert state is not None
+        assert state.exit_signal == signal.SIGKILL
+    assert process_state(process.pid) is None
+    assert children_of(process.pid) == []
+
+
+def test_an_out_of_memory_kill_is_noticed(tmp_path: Path) -> None:
+    counter = tmp_path / "memory.events"
+    counter.write_text("low 0\noom 4\noom_kill 3\noom_group_kill 9\n")
+    kills = OutOfMemoryKills([tmp_path / "not there", counter])
+    assert not kills.any_since()
+    counter.write_text("low 0\noom 5\noom_kill 4\noom_group_kill 9\n")
+    assert kills.any_since()
+
+
+def test_without_a_counter_no_kill_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "vmstat").write_text("nr_free_pages 1\n")
+    assert not OutOfMemoryKills([tmp_path / "vmstat", tmp_path / "none"]).any_since()
+
+
+def test_this_machine_is_read() -> None:
+    assert not OutOfMemoryKills().any_since()

@@ -1,0 +1,142 @@
+"""What the step recorder writes about each update of a plain PyTorch loop, and when it ends the script."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from lockstep.supervision import step_recorder
+from lockstep.supervision.io_recorder import OutputRecord
+from lockstep.supervision.step_recorder import MAX_KEPT_VALUES
+
+
+class Wrapper(nn.Module):
+    """Wraps a model as DistributedDataParallel does."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+
+class Classifier(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.1), nn.Linear(8, 3))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(inputs)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Iterator[OutputRecord]:
+    files = OutputRecord(tmp_path, 0)
+    yield files
+    step_recorder.replace_recorder_by_run(None)
+
+
+def recorded(files: OutputRecord) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in files.updates.read_text().splitlines()]
+
+
+def update(model: nn.Module, optimizer: torch.optim.Optimizer, *batches: torch.Tensor, **kwargs: Any) -> None:
+    optimizer.zero_grad()
+    for batch in batches:
+        logits = model(inputs=batch) if kwargs.get("by_name") else model(batch)
+        nn.CrossEntropyLoss()(logits, torch.zeros(len(batch), dtype=torch.long)).backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_an_update_is_recorded(files: OutputRecord, by_name: bool) -> None:
+    torch.manual_seed(0)
+    model = Wrapper(Classifier())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step_recorder.record_steps(files, num_steps=9, num_ranks=1)
+    first, second = torch.randn(4, 4), torch.randn(2, 4)
+    update(model, optimizer, first, second, by_name=by_name)
+    with torch.no_grad():
+        model(torch.randn(5, 4))  # an evaluation, which is not recorded
+    update(model, optimizer, first.flip(0), by_name=by_name)
+    one, two = recorded(files)
+    assert [one["step"], two["step"]] == [1, 2]
+    rows = one["phases"]["rows"]["rows"]
+    assert len(set(rows)) == 6, "the rows of both batches, but neither of the logits nor of the evaluation"
+    assert two["phases"]["rows"]["rows"] == rows[3::-1]
+    assert set(one["phases"]["gradient"]) == {f"{layer}.{kind}" for layer in "013" for kind in ("weight", "bias")}
+    assert one["phases"]["rates"] == {"learning rate 0": "0.1"}
+    assert one["phases"]["start"].keys() == one["phases"]["weights"].keys()
+    assert one["phases"]["start"]["3.weight"] != one["phases"]["weights"]["3.weight"]
+    assert "start" not in two["phases"]
+    assert set(one["phases"]["buffers"]) == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
+    assert one["layers"] == ["BatchNorm1d", "Dropout"]
+    kept = load_file(files.values(2))
+    torch.testing.assert_close(kept["weights/3.bias"], model.module[3].bias.detach(), rtol=0, atol=0)
+    torch.testing.assert_close(kept["gradient/3.bias"], model.module[3].bias.grad, rtol=0, atol=0)
+
+
+def test_several_models_and_parameters_without_a_model(files: OutputRecord) -> None:
+    first, second, alone = nn.Linear(2, 2), nn.Linear(2, 1), nn.Parameter(torch.ones(3))
+    step_recorder.record_steps(files, num_steps=9, num_ranks=1)
+    optimizer = torch.optim.SGD([{"params": [*first.parameters(), *second.parameters()]}, {"params": [alone]}], lr=0.1)
+    (second(first(torch.ones(4, 2))).sum() + alone[0]).backward()
+    optimizer.step()
+    (line,) = recorded(files)
+    names = ["weight", "bias", "model 2: weight", "model 2: bias", "group 1, parameter 0"]
+    assert list(line["phases"]["gradient"]) == names
+    assert len(line["phases"]["rows"]["rows"]) == 4, "what the first model computes is not data"
+
+
+def test_some_values_of_a_large_tensor_are_kept_and_all_are_in_its_digest(files: OutputRecord) -> None:
+    parameter = nn.Parameter(torch.zeros(3 * MAX_KEPT_VALUES, dtype=torch.bfloat16))
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    step_recorder.record_steps(files, num_steps=9, num_ranks=1)
+    for place in (1, 2):
+        parameter.grad = torch.zeros_like(parameter)
+        parameter.grad[place] = 1.0
+        optimizer.step()
+    one, two = recorded(files)
+    assert one["phases"]["gradient"] != two["phases"]["gradient"]
+    assert load_file(files.values(1))["gradient/group 0, parameter 0"].shape == (MAX_KEPT_VALUES,)
+
+
+def test_a_parameter_without_a_gradient(files: OutputRecord) -> None:
+    step_recorder.record_steps(files, num_steps=9, num_ranks=1)
+    torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1).step()
+    assert recorded(files)[0]["phases"]["gradient"] == {"group 0, parameter 0": "none"}
+
+
+def test_it_ends_the_script_once_all_ranks_have_arrived(files: OutputRecord) -> None:
+    OutputRecord(files.folder, 1).end.touch()
+    step_recorder.record_steps(files, num_steps=1, num_ranks=2)
+    with pytest.raises(SystemExit) as end:
+        torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1).step()
+    assert end.value.code == 0
+    assert files.end.exists()
+
+
+def test_a_lockstep_loop_is_not_recorded(files: OutputRecord) -> None:
+    step_recorder.record_steps(files, num_steps=1, num_ranks=1)
+    step_recorder.replace_recorder_by_run(None)
+    torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1).step()
+    assert not files.updates.exists()
+
+
+def test_an_optimizer_inside_another_is_not_an_update(files: OutputRecord) -> None:
+    class Outer(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            inner.step()
+
+    model = nn.Linear(2, 1)
+    inner, outer = torch.optim.SGD(model.parameters(), lr=0.1), Outer(model.parameters(), lr=0.1)
+    step_recorder.record_steps(files, num_steps=9, num_ranks=1)
+    model(torch.ones(3, 2)).sum().backward()
+    outer.step()
+    (line,) = recorded(files)
+    assert len(line["phases"]["rows"]["rows"]) == 3

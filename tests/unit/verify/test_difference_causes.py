@@ -1,0 +1,171 @@
+"""Scripts with their own loop: the ranks' records combined, the size of a difference, and its likely cause."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from lockstep.events.step_trace import TraceDifference, first_difference
+from lockstep.supervision.io_recorder import OutputRecord
+from lockstep.verify.difference_causes import explain_difference
+from lockstep.verify.recorded_updates import UPDATE_PHASES, RecordedUpdates, alignment_of, collect_updates, largest_gap
+
+GRADIENT = np.array([1.0, -2.0, 4.0])
+
+
+def job(
+    folder: Path,
+    *ranks: list[str],
+    gradient: Any = GRADIENT,
+    weights: tuple[str, ...] = (),
+    gradients: tuple[str, ...] = (),
+    changes: Mapping[str, Any] | None = None,
+    layers: tuple[str, ...] = (),
+) -> RecordedUpdates:
+    """One update, recorded by ranks with these rows."""
+    folder.mkdir()
+    files = [OutputRecord(folder, rank) for rank in range(len(ranks))]
+    for rank, rows in enumerate(ranks):
+        phases = {
+            "start": {"w": "a"},
+            "rows": {"rows": rows},
+            "gradient": {"w": (gradients or [repr(gradient)] * len(ranks))[rank]},
+            "rates": {"learning rate 0": "0.1"},
+            "weights": {"w": (weights or [repr(gradient)] * len(ranks))[rank]},
+            "buffers": {},
+            **(changes or {}),
+        }
+        files[rank].updates.write_text(json.dumps({"step": 1, "phases": phases, "layers": list(layers)}) + "\n")
+    save_file({f"{phase}/w": np.asarray(gradient) for phase in ("gradient", "weights")}, files[0].values(1))
+    updates = collect_updates(files)
+    assert updates is not None
+    return updates
+
+
+def cause(one: RecordedUpdates, many: RecordedUpdates) -> str:
+    at = first_difference(one.trace, many.trace, UPDATE_PHASES)
+    assert at is not None
+    return f"{at.phase}: {explain_difference(at, one, many, num_ranks=2)}"
+
+
+def test_rows_in_another_order_on_other_ranks_are_the_same_rows(tmp_path: Path) -> None:
+    one = job(tmp_path / "one", ["a", "b", "c", "d"])
+    many = job(tmp_path / "many", ["a", "c"], ["b", "d"])
+    assert first_difference(one.trace, many.trace, UPDATE_PHASES) is None
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        ((["a", "b"], ["c", "d"]), "One process was given 2 rows in step 1, 2 together 4."),
+        ((["a", "b"], ["b", "a"]), "same 2 rows as the one: the work is repeated"),
+        ((["a"], ["x"]), "Of 2 rows, 1 are the same."),
+        ((["x"], ["y"]), "Of 2 rows, none is the same"),
+    ],
+)
+def test_other_rows(tmp_path: Path, ranks: tuple[list[str], ...], expected: str) -> None:
+    explanation = cause(job(tmp_path / "one", ["a", "b"]), job(tmp_path / "many", *ranks))
+    assert explanation.startswith("rows: ")
+    assert expected in explanation
+    assert ('--one-args "--batch-size 4"' in explanation) == ("together 4" in expected)
+
+
+@pytest.mark.parametrize(
+    ("gradient", "layers", "expected"),
+    [
+        (GRADIENT + np.array([0, 0, 4e-7]), (), "This is rounding"),
+        (GRADIENT + np.array([0, 0, 4e-7]), ("Dropout",), "This is rounding"),
+        (GRADIENT * 2, (), "2 times its length: the loss is averaged over another number"),
+        (GRADIENT + np.array([0, 0, 2e-2]), (), "more than fp32 rounding"),
+        (GRADIENT + np.array([3, 0, 0]), ("BatchNorm1d",), "sees only a process's own part of the batch"),
+        (GRADIENT + np.array([3, 0, 0]), ("Dropout",), "from its own random stream"),
+        (GRADIENT + np.array([3, 0, 0]), (), "by far more than rounding"),
+    ],
+)
+def test_another_gradient(tmp_path: Path, gradient: Any, layers: tuple[str, ...], expected: str) -> None:
+    one = job(tmp_path / "one", ["a", "b"], layers=layers)
+    explanation = cause(one, job(tmp_path / "many", ["a"], ["b"], gradient=gradient, layers=layers))
+    assert explanation.startswith("gradient: ")
+    assert expected in explanation
+
+
+def test_a_larger_difference_after_rounding_is_reported(tmp_path: Path) -> None:
+    one = job(tmp_path / "one", ["a", "b"])
+    changes = {"rates": {"learning rate 0": "0.2"}}
+    explanation = cause(
+        one, job(tmp_path / "many", ["a"], ["b"], gradient=GRADIENT + np.array([0, 0, 4e-7]), changes=changes)
+    )
+    assert "This is rounding" in explanation
+    assert (
+        "But step 1 has a larger difference, in its rates: The learning rate depends on the number of processes"
+        in explanation
+    )
+    assert "The script is correct" not in explanation
+
+
+def test_the_batch_is_suspected_if_no_rows_were_observed(tmp_path: Path) -> None:
+    explanation = cause(
+        job(tmp_path / "one", []), job(tmp_path / "many", [], [], gradient=GRADIENT + np.array([3, 0, 0]))
+    )
+    assert "most likely it is not the same global batch" in explanation
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"start": {"w": "b"}}, "torch.manual_seed"),
+        ({"rates": {"learning rate 0": "0.2"}}, "The learning rate depends on the number of processes"),
+        ({"weights": {"w": "b"}}, "The same gradient and learning rate left other weights"),
+        ({"buffers": {"mean": "b"}}, "SyncBatchNorm"),
+    ],
+)
+def test_other_phases(tmp_path: Path, changes: Mapping[str, Any], expected: str) -> None:
+    explanation = cause(job(tmp_path / "one", ["a", "b"]), job(tmp_path / "many", ["a"], ["b"], changes=changes))
+    assert explanation.startswith(f"{next(iter(changes))}: ")
+    assert expected in explanation
+
+
+def test_ranks_that_disagree_with_each_other(tmp_path: Path) -> None:
+    one = job(tmp_path / "one", ["a", "b"])
+    many = job(tmp_path / "many", ["a"], ["b"], gradient=GRADIENT * 2, gradients=("x", "y"))
+    assert many.disagreement == (1, TraceDifference(1, "gradient", "w", 1))
+    assert "rank 1 of 2 used another gradient than rank 0 (w): it was not averaged" in cause(one, many)
+    repeated = job(tmp_path / "repeated", ["a", "b"], ["a", "b"], weights=("x", "y"))
+    explanation = cause(one, repeated)
+    assert "the work is repeated" in explanation
+    assert "came to other weights than rank 0" in explanation
+
+
+def test_the_size_of_a_difference(tmp_path: Path) -> None:
+    for name, second in (("one", 2.0), ("many", 2.5)):
+        save_file({"gradient/a": np.array([1.0, second]), "gradient/b": np.ones(3)}, tmp_path / name)
+    files = tmp_path / "one", tmp_path / "many"
+    assert largest_gap("gradient", *files) == (0.5, 0.2)
+    assert str(largest_gap("gradient", *files)) == "by up to 0.5 (0.2 of the tensor's largest value)"
+    assert str(largest_gap("gradient", *files, tensor="b")) == "in values that were not recorded"
+    assert largest_gap("weights", *files) is None
+    alignment = alignment_of("gradient", *files)
+    assert alignment is not None
+    assert alignment.cosine == pytest.approx(9 / np.sqrt(8 * 10.25))
+
+
+@pytest.mark.parametrize("odd", [np.nan, np.inf])
+def test_a_value_that_is_not_finite_on_one_side_is_no_rounding(tmp_path: Path, odd: float) -> None:
+    for name, second in (("one", 2.0), ("many", odd)):
+        save_file({"gradient/a": np.array([odd, second]), "gradient/b": np.array([odd, 1.0])}, tmp_path / name)
+    files = tmp_path / "one", tmp_path / "many"
+    assert str(largest_gap("gradient", *files)) == "and one of them is not finite"
+    assert largest_gap("gradient", *files, tensor="b") == (0.0, 0.0), "the same on both sides"
+    one, many = (job(tmp_path / f"{each} job", ["a"], gradient=[each]) for each in (1.0, odd))
+    assert "by far more than rounding" in cause(one, many)
+
+
+def test_a_job_that_trained_nothing_has_no_updates(tmp_path: Path) -> None:
+    assert collect_updates([OutputRecord(tmp_path, 0)]) is None
+    files = OutputRecord(tmp_path, 0)
+    files.updates.write_text('{"step": 1, "pha')
+    assert collect_updates([files]) is None, "its first line is incomplete"

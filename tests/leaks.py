@@ -44,7 +44,7 @@ _TOOLS_VARIABLES = frozenset(
 class Surroundings:
     """Everything a test could leave changed, as it is at one moment."""
 
-    processes: frozenset[psutil.Process]
+    processes: frozenset[int]
     threads: frozenset[threading.Thread]
     environment: dict[str, str]
     working_directory: str
@@ -55,7 +55,7 @@ class Surroundings:
     def now(cls, folders: Iterable[Path], *, is_alone: bool) -> "Surroundings":
         """`is_alone`: no other worker of the session runs tests meanwhile."""
         return cls(
-            processes=frozenset(psutil.Process().children(recursive=True)),
+            processes=frozenset(_descendants(os.getpid())),
             threads=frozenset(threading.enumerate()),
             environment={name: value for name, value in os.environ.items() if name not in _TOOLS_VARIABLES},
             working_directory=str(Path("/proc/self/cwd").readlink()),  # unlike getcwd, also when it was deleted
@@ -79,7 +79,7 @@ class Leaks:
     def between(cls, before: Surroundings, after: Surroundings) -> "Leaks":
         moved = after.working_directory != before.working_directory
         return cls(
-            processes=[process for process in after.processes - before.processes if _is_leak(process)],
+            processes=_leaked(after.processes - before.processes),
             threads=[thread for thread in after.threads - before.threads if not _is_foreign(thread)],
             variables=sorted(
                 name
@@ -164,7 +164,7 @@ def no_worker_outlives_the_session() -> Iterator[None]:
     yield
     close_pool()
     close_warm_python()
-    left = [process for process in psutil.Process().children(recursive=True) if _is_leak(process)]
+    left = _leaked(_descendants(os.getpid()))
     assert not left, f"processes outlive the session: {left}"
 
 
@@ -181,26 +181,40 @@ def _entries(folder: Path) -> list[str]:
 
 
 def _shared_memory() -> frozenset[str]:
-    """Less what torch makes for a moment to send a tensor, of processes that are gone: killed just then, they leave
-    it, and tests kill many."""
-    return frozenset(
-        path
-        for path in _entries(SHARED_MEMORY)
-        if (made := re.match(r"torch_(\d+)_", Path(path).name)) is None or psutil.pid_exists(int(made[1]))
-    )
+    return frozenset(path for path in _entries(SHARED_MEMORY) if not _is_of_a_killed_process(Path(path).name))
 
 
-def _is_leak(process: psutil.Process) -> bool:
-    try:
-        # A zombie runs no more; multiprocessing's tracker lives as long as the process it serves.
-        is_over = process.status() == psutil.STATUS_ZOMBIE
-        return (
-            not is_over
-            and process.pid not in {*pool_pids(), *warm_pids()}
-            and "multiprocessing.resource_tracker" not in _command(process)
-        )
-    except psutil.NoSuchProcess:
-        return False
+def _is_of_a_killed_process(name: str) -> bool:
+    """A file that other libraries make for a moment, and leave if the process is killed just then. Tests kill many.
+
+    Torch sends tensors through `torch_PID_…`; glibc's `sem_open` makes `sem.` with six random characters and renames it
+    (multiprocessing's semaphores are called `sem.mp-…`, so one of these that stays is still a leak).
+    """
+    if (sent := re.match(r"torch_(\d+)_", name)) is not None:
+        return not psutil.pid_exists(int(sent[1]))
+    return re.fullmatch(r"sem\.\w{6}", name) is not None
+
+
+def _descendants(pid: int) -> list[int]:
+    """All processes that it has started, and that these have; psutil goes through those of the whole machine."""
+    children: list[int] = []
+    with suppress(OSError):  # it has ended meanwhile
+        for path in Path(f"/proc/{pid}/task").glob("*/children"):
+            children += map(int, path.read_text().split())
+    return [*children, *(each for child in children for each in _descendants(child))]
+
+
+def _leaked(pids: Iterable[int]) -> list[psutil.Process]:
+    kept = {*pool_pids(), *warm_pids()}
+    leaks = []
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            # A zombie runs no more; multiprocessing's tracker lives as long as the process it serves.
+            is_over = process.status() == psutil.STATUS_ZOMBIE
+            if not is_over and pid not in kept and "multiprocessing.resource_tracker" not in _command(process):
+                leaks.append(process)
+    return leaks
 
 
 def _command(process: psutil.Process) -> str:
@@ -217,7 +231,7 @@ def _is_foreign(thread: threading.Thread) -> bool:
 
 def _is_anothers(path: str) -> bool:
     """Does a process outside this test session hold the file? Then it made it: a second session, say."""
-    ours = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
+    ours = {os.getpid(), *_descendants(os.getpid())}
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             if process.pid in ours:

@@ -12,6 +12,8 @@ import pytest
 
 CHECKOUT = Path(__file__).parents[2]
 SHARED_FILE = Path(f"/dev/shm/lockstep-leak-{os.getpid()}")
+SEMAPHORE = Path(f"/dev/shm/sem.mp-{os.getpid()}")
+UNFINISHED_SEMAPHORE = Path(f"/dev/shm/sem.{os.getpid() % 10**6:06}")
 
 LEAKING_TESTS = '''
 import os, subprocess, sys, threading, time
@@ -42,6 +44,12 @@ def test_shared_memory_of_another_session():
             os.unlink(file.name)
         """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+def test_semaphore():
+    Path(os.environ["SEMAPHORE"]).touch()
+
+def test_semaphore_of_a_process_that_was_killed():
+    Path(os.environ["UNFINISHED_SEMAPHORE"]).touch()
 
 def test_variable_set():
     os.environ["SET_BY_TEST"] = "1"
@@ -75,6 +83,7 @@ def test_folders_of_tools():
 
 LEAKS = {
     "test_running_things": [": sleep 60", "thread 'lingering' (daemon)", str(SHARED_FILE)],
+    "test_semaphore": [str(SEMAPHORE)],
     "test_variable_set": ["environment variable SET_BY_TEST"],
     "test_variable_removed": ["environment variable SET_BEFORE"],
     "test_file": ["forgotten"],
@@ -85,6 +94,7 @@ LEAKS = {
 CLEAN = [
     "test_clean",
     "test_shared_memory_of_another_session",
+    "test_semaphore_of_a_process_that_was_killed",
     "test_variables_are_put_back",
     "test_working_directory_is_put_back",
     "test_folders_of_tools",
@@ -108,6 +118,8 @@ def complaints(tmp_path_factory: pytest.TempPathFactory, pids_file: Path) -> Ite
         "SET_BEFORE": "1",
         "PIDS": str(pids_file),
         "SHARED_FILE": str(SHARED_FILE),
+        "SEMAPHORE": str(SEMAPHORE),
+        "UNFINISHED_SEMAPHORE": str(UNFINISHED_SEMAPHORE),
     }
     command = [sys.executable, "-m", "pytest", "-p", "tests.leaks", "--rootdir", str(folder), f"--junitxml={report}"]
     subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL, timeout=60)
@@ -116,6 +128,8 @@ def complaints(tmp_path_factory: pytest.TempPathFactory, pids_file: Path) -> Ite
         heard.setdefault(case.attrib["name"], []).extend(complaint.attrib["message"] for complaint in case)
     yield heard
     SHARED_FILE.unlink(missing_ok=True)
+    SEMAPHORE.unlink(missing_ok=True)
+    UNFINISHED_SEMAPHORE.unlink(missing_ok=True)
 
 
 def test_every_inner_test_ran(complaints: dict[str, list[str]]) -> None:

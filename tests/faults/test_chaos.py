@@ -74,7 +74,7 @@ def reached(folder: Path, name: str) -> set[Any]:
 def test_eight_kills_and_nothing_is_lost(tmp_path: Path) -> None:
     """With this seed, few kills cover every kind of target, every act and every moment, and the job is resized."""
     verdict = survive(tmp_path, 8, 849, "epochs=5", timeout_s=400)
-    assert {"rank 0", "launcher", "nursery", "data worker", "everything"} <= verdict["victims"].keys()
+    assert {"rank 0", "launcher", "fork server", "data worker", "everything"} <= verdict["victims"].keys()
     assert reached(tmp_path, "processes") == {1, 2}, "it was resized"
     assert {"start", "step", "save", "evaluation"} <= reached(tmp_path, "moment")
     assert {"kill", "stop, then kill", "stop, then let go on"} == reached(tmp_path, "act")

@@ -188,7 +188,7 @@ class FaultInjector:
         """Wait for the fault's moment and return its target; None if the launcher ended first."""
         assert self._job is not None
         deadline = time.monotonic() + _MOMENT_TIMEOUT_S
-        started_at = self._last_kill_at if fault.victim in ("launcher", "nursery", "everything") else None
+        started_at = self._last_kill_at if fault.victim in ("launcher", "fork server", "everything") else None
         while self._job.exit_code() is None:
             progress, now = self._look(), time.monotonic()
             if progress.first_step is None:  # `_look` has its own limit for coming back

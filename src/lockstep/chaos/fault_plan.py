@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeVar
 
 _T = TypeVar("_T")
 
-# These words are written to plan.jsonl and attacks.jsonl, and printed by --json. "nursery": the fork server.
-TargetKind = Literal["rank 0", "any rank", "launcher", "nursery", "data worker", "everything"]
+# These words are written to plan.jsonl and attacks.jsonl, and printed by --json.
+TargetKind = Literal["rank 0", "any rank", "launcher", "fork server", "data worker", "everything"]
 Act = Literal["kill", "stop, then kill", "stop, then let go on"]
 Moment = Literal["start", "step", "save", "evaluation"]
 
@@ -20,7 +20,7 @@ _TARGET_WEIGHTS: dict[TargetKind, int] = {
     "rank 0": 20,
     "any rank": 30,
     "launcher": 15,
-    "nursery": 10,
+    "fork server": 10,
     "data worker": 15,
     "everything": 10,  # all processes at once, as when a container is killed
 }
@@ -30,7 +30,7 @@ _MOMENTS: dict[Moment, int] = {"start": 30, "step": 35, "save": 25, "evaluation"
 _PAUSES_PER_KILL = 0.15  # additional faults that stop a process and let it go on
 
 # A launcher takes about three seconds to start, a rank about one: faults are spread over all of it.
-_MAX_START_DELAY_S: dict[TargetKind, float] = {"launcher": 3.0, "nursery": 3.0, "everything": 3.0}
+_MAX_START_DELAY_S: dict[TargetKind, float] = {"launcher": 3.0, "fork server": 3.0, "everything": 3.0}
 _MAX_RANK_START_DELAY_S = 1.0
 _MAX_DELAY_S: dict[Moment, float] = {"step": 0.03, "save": 0.01, "evaluation": 0.02}
 _MAX_STOP_S = 1.5

@@ -84,9 +84,9 @@ class LaunchedJob:
         any_heartbeat = next(iter(ranks.values()), None)
         if fault.victim in ("launcher", "everything"):
             return FaultTarget(self._launcher.pid, fault.victim, any_heartbeat)
-        if fault.victim == "nursery":
+        if fault.victim == "fork server":
             fork_server = self._find_fork_server()
-            return None if fork_server is None else FaultTarget(fork_server, "nursery", any_heartbeat)
+            return None if fork_server is None else FaultTarget(fork_server, "fork server", any_heartbeat)
         if fault.victim == "data worker":
             candidates = self._data_workers(ranks)
         else:

@@ -5,7 +5,6 @@ their samples; counters advance once a step. How any other buffer should be comb
 one is an error that names it and the setting.
 """
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple
@@ -15,15 +14,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lockstep.data.lanes import Lanes
-from lockstep.data.loader_factory import Loader
 from lockstep.engine.comm_thread import CommThread
 from lockstep.engine.lane_tree import TreeSum, leaf
 from lockstep.engine.torch_internals import buffer_names, get_buffer, has_running_statistics, set_buffer, version_of
 from lockstep.engine.tree_all_reduce import TreeAllReduce
 from lockstep.errors import UserError
-from lockstep.world.world import World
-
-logger = logging.getLogger("lockstep")
 
 Rule = Literal["mean", "first", "max"]
 RULES: tuple[Rule, ...] = ("mean", "first", "max")
@@ -31,8 +26,6 @@ RULES: tuple[Rule, ...] = ("mean", "first", "max")
 # A change made through `.data` leaves no trace on the tensor, so every so often the values themselves are compared.
 # An odd number of passes, so that both passes of a step with two are compared at some time.
 _COMPARE_EVERY = 49
-
-_FEW_SAMPLES = 16  # in a lane, for batch norm
 
 
 class BufferSlot(NamedTuple):
@@ -238,19 +231,3 @@ def _zeros(tensor: Tensor) -> Tensor:
 
 def _keep_sum(_chunk: Tensor, _start: int) -> None:
     """The sums are divided by their last element, when all of them are known."""
-
-
-def check_batch_norm(world: World, loader: Loader) -> None:
-    """Raise or warn if the loader's lanes do not suit batch norm, which sees one lane at a time."""
-    if loader.tail == "pad":
-        raise UserError("tail=pad with batch norm: padding would enter its statistics; use tail=short or tail=drop")
-    if loader.global_batch is None:
-        return  # a torch DataLoader that does not tell
-    lane_batch = loader.global_batch // loader.lanes.count
-    if lane_batch < _FEW_SAMPLES and world.is_main:
-        logger.warning(
-            "batch norm sees %d samples at a time (global batch %d in %d lanes): use fewer lanes or a larger batch",
-            lane_batch,
-            loader.global_batch,
-            loader.lanes.count,
-        )

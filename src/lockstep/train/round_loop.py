@@ -17,7 +17,7 @@ from lockstep.supervision.heartbeat import Phase
 from lockstep.supervision.stop_signals import stop_after_step
 from lockstep.train.resume.checkpoint_policy import CheckpointPolicy
 from lockstep.train.resume.progress import Progress
-from lockstep.train.training_loop import RunContext
+from lockstep.train.run_context import RunContext
 from lockstep.world.determinism import environment_fingerprint
 from lockstep.world.object_collectives import all_gather_object
 

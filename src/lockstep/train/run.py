@@ -34,6 +34,7 @@ from lockstep.train.resume.checkpoint_policy import CheckpointPolicy
 from lockstep.train.resume.checkpointer import Checkpointer, Resume
 from lockstep.train.resume.progress import Progress
 from lockstep.train.round_loop import Round, RoundLoop
+from lockstep.train.run_context import RunContext
 from lockstep.train.run_log import RunLog
 from lockstep.train.step import Step
 from lockstep.train.step_options import Determinism, OnNonFinite, PrecisionName, StepOptions
@@ -41,7 +42,7 @@ from lockstep.train.strategies.fsdp_units import FsdpOptions
 from lockstep.train.strategies.parallel_strategy import refuse_activation_checkpointing, unwrapped
 from lockstep.train.strategies.strategy_factory import choose_strategy
 from lockstep.train.train_state import Models, Resumable, TrainState
-from lockstep.train.training_loop import RunContext, TrainingLoop
+from lockstep.train.training_loop import TrainingLoop
 from lockstep.train.verify_redirect import run_place
 from lockstep.world.determinism import set_determinism_flags
 from lockstep.world.keyed_random import key_of, seed_rngs

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from lockstep.config import environment
 from lockstep.config.duration import RunLength
 from lockstep.data.lanes import GlobalBatch
 from lockstep.data.loader_factory import Loader
 from lockstep.engine.engine import Engine
-from lockstep.engine.lane_buffers import buffer_slots, check_batch_norm
+from lockstep.engine.lane_buffers import buffer_slots
 from lockstep.engine.loss_table import SNAPSHOT, STOP, ControlFlags
 from lockstep.errors import UserError
 from lockstep.events.run_folder import ScriptSettings
@@ -28,30 +28,19 @@ from lockstep.train.optim.mixed_precision import LossScaler, MixedPrecision
 from lockstep.train.optim.nonfinite import Investigator
 from lockstep.train.optim.optimizer_update import Updater
 from lockstep.train.resume.checkpoint_policy import CheckpointPolicy
-from lockstep.train.resume.checkpointer import Checkpointer
 from lockstep.train.resume.drift import fingerprint_of, numerics_of, optimizer_settings
 from lockstep.train.resume.progress import BatchCursor, StepBoundaries, run_length, steps_per_epoch
-from lockstep.train.run_log import RunLog
+from lockstep.train.run_context import RunContext
 from lockstep.train.step import Step, StepContext
-from lockstep.train.step_options import StepOptions
 from lockstep.train.step_timer import StepTimer
 from lockstep.train.strategies.strategy_factory import StrategyChoice, recheck_choice
-from lockstep.train.train_state import TrainState
 from lockstep.world.keyed_random import key_of
 from lockstep.world.process_memory import peak_memory_bytes
 from lockstep.world.world import World
 
 logger = logging.getLogger("lockstep")
 
-
-class RunContext(NamedTuple):
-    """What the loops of one run share."""
-
-    world: World
-    options: StepOptions
-    state: TrainState
-    log: RunLog
-    checkpointer: Checkpointer
+_FEW_SAMPLES = 16  # in a lane, for batch norm
 
 
 @dataclass
@@ -251,7 +240,7 @@ class TrainingLoop:
         if not self._state.models:
             raise UserError("nothing to train: call run.prepare(model) before run.steps(…)")
         if self._state.any_batch_norm:
-            check_batch_norm(self._world, loader)
+            _check_batch_norm(self._world, loader)
         self._state.forget_parameters()
         self._begin_strategy(loader)
         self._drop_engine(abandon=False)
@@ -356,3 +345,19 @@ class TrainingLoop:
         if self.engine is not None:
             self.engine.close(abandon=abandon)
             self.engine = None
+
+
+def _check_batch_norm(world: World, loader: Loader) -> None:
+    """Raise or warn if the loader's lanes do not suit batch norm, which sees one lane at a time."""
+    if loader.tail == "pad":
+        raise UserError("tail=pad with batch norm: padding would enter its statistics; use tail=short or tail=drop")
+    if loader.global_batch is None:
+        return  # a torch DataLoader that does not tell
+    lane_batch = loader.global_batch // loader.lanes.count
+    if lane_batch < _FEW_SAMPLES and world.is_main:
+        logger.warning(
+            "batch norm sees %d samples at a time (global batch %d in %d lanes): use fewer lanes or a larger batch",
+            lane_batch,
+            loader.global_batch,
+            loader.lanes.count,
+        )

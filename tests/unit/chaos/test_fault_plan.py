@@ -27,7 +27,7 @@ def test_every_victim_act_moment_and_number_of_processes_occurs() -> None:
         "rank 0",
         "any rank",
         "launcher",
-        "nursery",
+        "fork server",
         "data worker",
         "everything",
     }

@@ -95,7 +95,7 @@ def of_all_ranks(world: World) -> LaneLoader:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "lockstep mode": ({"determinism": "lockstep"}, "parallel=fsdp adds up in an order that depends on the number"),
+    "lockstep mode": ({"determinism": "lockstep"}, "parallel=fsdp sums gradients in an order that depends on"),
     "an axis": ({"parallel": {"date": 2}}, "parallel has no axis date; did you mean data?"),
     "the product": (
         {"parallel": {"data": 2, "shard": 2}},
@@ -336,7 +336,7 @@ def stop_from(world: World, asking: list[int], folder: Path) -> int:
             step.accumulate(loss, model)
             step.update(optimizer)
             if world.rank in asking and step.number == 2:
-                run._loop._flags.ask(STOP)
+                run._loop._flags.request(STOP)
     run.close()
     return run.step
 

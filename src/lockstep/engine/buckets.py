@@ -9,7 +9,7 @@ from torch.nn import Parameter
 
 from lockstep.engine.torch_internals import copy_all_
 
-# Views are aligned like fresh tensors: some kernels give different bits on memory with another alignment.
+# Views are aligned as fresh tensors are: some kernels give different bits at another alignment.
 _ALIGNMENT_BYTES = 64
 
 
@@ -22,7 +22,7 @@ class Bucket(NamedTuple):
     indices: tuple[int, ...]  # into the parameter list
     offsets: tuple[int, ...]
     shapes: tuple[torch.Size, ...]
-    num_gradients: int  # elements, including gaps
+    num_gradients: int  # elements, including alignment gaps
     length: int
     dtype: torch.dtype
 
@@ -34,7 +34,7 @@ class Bucket(NamedTuple):
         ]
 
     def new_buffer(self, device: torch.device) -> Tensor:
-        """Allocate an uninitialised buffer."""
+        """Allocate an uninitialized buffer."""
         return torch.empty(self.length, dtype=self.dtype, device=device)
 
     def pack(self, gradients: Sequence[Tensor | None], flat: Tensor) -> None:
@@ -52,7 +52,7 @@ class Bucket(NamedTuple):
 def make_buckets(parameters: Sequence[Parameter], bucket_bytes: int) -> list[Bucket]:
     """Group parameters into buckets of one dtype, in the order in which a backward pass usually completes them.
 
-    That is the last parameters first. The first bucket is a quarter as large, so that communication starts early.
+    The last parameters come first. The first bucket is a quarter as large, so that communication starts early.
     """
     buckets: list[Bucket] = []
     open_buckets: dict[torch.dtype, list[int]] = {}

@@ -1,14 +1,14 @@
 """The communication thread: messages between ranks while the backward pass is still running.
 
 Sends and receives between two ranks match by order, so every rank must start them in the same order. The training
-thread cannot promise that: hooks inside a backward pass fire when they fire. So it only submits jobs, in the same order
-on every rank, and one thread runs them one after another:
+thread cannot guarantee that, because the timing of backward hooks differs from rank to rank. So it only submits jobs,
+in the same order on every rank, and one thread runs them one after another:
 
     training thread    | backward … bucket 0 ready: submit … bucket 1 ready: submit … | finish: wait for results |
     lockstep-comm      |                            [all-reduce bucket 0]        [all-reduce bucket 1]           |
 
-A job may use `exchange` and `scratch`, and wait for other ranks as long as it takes. On CUDA it runs on a stream of its
-own, which waits for what the training thread had launched when it submitted the job.
+A job may call `exchange` and `scratch`, and may block until other ranks respond. On CUDA it runs on a separate stream,
+which first waits for the kernels that the training thread launched before it submitted the job.
 """
 
 import time
@@ -55,7 +55,7 @@ class CommJob(NamedTuple):
 class CommThread:
     """Runs jobs one after another on its own thread, with its own process group.
 
-    No collective of the user's can come between the jobs' messages, because those use another group.
+    The user's own collectives cannot come between the jobs' messages, because those use another group.
     """
 
     def __init__(self, world: World) -> None:
@@ -65,7 +65,7 @@ class CommThread:
         # A daemon: a rank that fails must be able to exit even while this thread waits for a rank that never answers.
         self._thread = Thread(target=self._work, name="lockstep-comm", daemon=True)
         self._thread.start()
-        # Where tensors must be to be sent: gloo sends from main memory only.
+        # Tensors to send must be on this device: gloo sends from host memory only.
         self.device = torch.device("cpu") if world.backend == "gloo" else world.device
         self._on_cuda = self.device.type == "cuda"
         self._stream = torch.cuda.Stream(world.device) if self._on_cuda else None  # type: ignore[no-untyped-call]
@@ -132,8 +132,8 @@ class CommThread:
     def close(self, *, abandon: bool = False) -> None:
         """Finish all submitted jobs, end the thread, and destroy the process group.
 
-        `abandon`: wait for nothing and keep the group. Destroying it would break the other ranks' connections, and they
-        would look like the cause of whatever made this rank fail.
+        `abandon`: wait for nothing, and keep the group. Destroying it would break the other ranks' connections, and
+        their errors would hide the one that made this rank fail.
         """
         self._is_closed = True
         self._jobs.put(None)

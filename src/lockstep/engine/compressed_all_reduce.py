@@ -57,8 +57,8 @@ class Uncompressed:
 class ScaledHalf:
     """Two bytes for each number, scaled by a power of two that brings the largest near the upper end of fp16's range.
 
-    So neither a sum over many samples nor a mean over a large count leaves fp16's narrow range. The size of losses may
-    change from one pass to the next, [Note: guessed count], and that does not matter here.
+    So neither a sum over many samples nor a mean over a large count leaves fp16's narrow range. Nor does it matter that
+    the size of the losses may change from one pass to the next [Note: guessed count].
     """
 
     dtype: torch.dtype
@@ -71,7 +71,7 @@ class ScaledHalf:
             return
         largest = numbers.abs().amax().float()
         exponent = torch.frexp(largest).exponent
-        # An infinity or a NaN has no exponent: it is sent unscaled, for the finite check to find.
+        # An infinity or a NaN has no exponent: it is sent unscaled, so that the finite check finds it.
         scale = torch.ldexp(torch.ones_like(largest), (15 - exponent).clamp(-126, 126))
         scale = torch.where(largest.isfinite(), scale, torch.ones_like(scale))
         message[:_HEADER].view(torch.float32).copy_(scale)
@@ -124,16 +124,16 @@ class CompressedAllReduce:
         own = lengths.pop(self.world.rank)
         return flat.element_size() * (sum(lengths) + own * len(lengths))
 
-    def _messages(self, size: int, number: int) -> Tensor:
-        """Return a row of bytes for each rank. There are two such buffers; both are valid until the next job."""
+    def _messages(self, size: int, index: int) -> Tensor:
+        """Return buffer 0 or 1: a row of `size` or more bytes for each rank. Both are valid until the next job."""
         row = -(-size // _ALIGNMENT) * _ALIGNMENT
         like = torch.empty(0, dtype=torch.uint8, device=self.comm.device)
-        return self.comm.scratch(like, 2 * self.world.size * row).view(2, self.world.size, row)[number]
+        return self.comm.scratch(like, 2 * self.world.size * row).view(2, self.world.size, row)[index]
 
     def _encode(self, encoding: Encoding, numbers: Tensor, message: Tensor) -> None:
         if numbers.device == message.device:
             encoding.encode(numbers, message)
-        else:  # gloo sends from main memory only
+        else:  # gloo sends from host memory only
             on_device = torch.empty_like(message, device=numbers.device)
             encoding.encode(numbers, on_device)
             message.copy_(on_device)

@@ -32,11 +32,11 @@ class Compression:
 
     Args:
         kind: "none", "fp16", "bf16" or "powersgd".
-        rank: of the low-rank approximation.
+        rank: the rank of the low-rank approximation.
         start_after: how long gradients are sent uncompressed at first.
         min_compression_rate: a gradient that would not shrink by this factor is sent uncompressed.
         warm_start: start from the previous approximation.
-        error_feedback: add what an approximation left out to the next gradient.
+        error_feedback: add the error of each approximation to the next gradient.
     """
 
     kind: Kind = "none"
@@ -77,7 +77,7 @@ class Compression:
         for each in fields(self):
             if each.name != "kind" and getattr(self, each.name) != each.default:
                 raise UserError(
-                    f"compression: {each.name} is powersgd's, and kind={self.kind}: set kind=powersgd, "
+                    f"compression: {each.name} is for powersgd only, but kind={self.kind}: set kind=powersgd, "
                     f"or omit {each.name}"
                 )
 
@@ -160,7 +160,7 @@ class Traffic:
 
 
 class Compressor:
-    """The communication hook of DistributedDataParallel. A run has one: a method's state outlives engines."""
+    """The communication hook of DistributedDataParallel. There is one for each run: its state outlives engines."""
 
     def __init__(self, settings: Compression, world: World, *, seed: int) -> None:
         self.traffic = Traffic()
@@ -195,7 +195,7 @@ class Compressor:
         averaged: torch.futures.Future[Tensor] = torch.futures.Future(devices=[flat.device] if flat.is_cuda else [])
         job = self._comm.submit(self._average, flat, bucket.parameters(), bucket.gradients(), correction, averaged)
 
-        def keep_failure(future: Future[Any]) -> None:  # also that of an earlier job, after which none is run
+        def keep_failure(future: Future[Any]) -> None:  # after a failed job, all later ones fail with its error
             # DistributedDataParallel would mistake an exception for a tensor, and report that instead.
             if (failure := future.exception()) is not None:
                 self._failure = failure
@@ -234,7 +234,7 @@ class Compressor:
         self._method.average(self._all_reduce, flat, parameters, gradients)
         self.traffic.sent += self._all_reduce.comm.bytes_sent - sent_before
         self.traffic.uncompressed += self._all_reduce.uncompressed_bytes(flat)
-        averaged.set_result(flat)  # on the stream that computes it, which a waiting stream then waits for
+        averaged.set_result(flat)  # on the stream that computes it: whoever waits for the future waits for that stream
 
 
 def _make_method(settings: Compression, world: World, seed: int) -> CompressionMethod:

@@ -37,7 +37,7 @@ class GradientReducer(Protocol):
         ...
 
     def remember_scale(self, scale: Tensor) -> None:
-        """Keep the latest pass's scale in `last_scale`, if that is of use."""
+        """Keep the latest pass's scale in `last_scale`, if the next pass may use it."""
         ...
 
     def before_term(self) -> None:
@@ -132,7 +132,7 @@ class _ParameterHolder(nn.Module):
         return loss_sum
 
 
-def parameters_below(losses: Sequence[Tensor]) -> set[int]:
+def parameters_in_graph(losses: Sequence[Tensor]) -> set[int]:
     """Return the ids of the parameters that these losses depend on."""
     found: set[int] = set()
     seen: set[Any] = set()

@@ -29,7 +29,7 @@ class GradientPass(Protocol):
         ...
 
     def end(self) -> None:
-        """Note that all lanes are closed. Gradients of several ranks are on their way from here on."""
+        """Note that all lanes are closed. On several ranks, all gradients have been submitted by then."""
         ...
 
     def finish(self) -> None:
@@ -41,7 +41,7 @@ class GradientPass(Protocol):
         ...
 
     def loss_sums(self) -> list[Tensor]:
-        """Return tensors that hold the loss sums of every lane, and that nobody else uses. Call it after `finish`."""
+        """Return the loss sums of every lane, in tensors that may be written to. Call it after `finish`."""
         ...
 
     def nonfinite_lanes(self) -> list[int]:
@@ -73,7 +73,7 @@ class ReducedGradients(Protocol):
 class CommStats(NamedTuple):
     """What this rank has spent on sending gradients and buffers so far."""
 
-    seconds: float | None = None  # including the wait for other ranks; on a GPU, of timed steps. None: not measured
+    seconds: float | None = None  # with the wait for other ranks; on a GPU, in timed steps only. None: not measured
     num_bytes: int = 0  # sent by this rank
 
 
@@ -95,7 +95,7 @@ class Engine(Protocol):
         ...
 
     def after_update(self, parameters: Sequence[Parameter]) -> None:
-        """Note that these parameters were updated, as far as this rank holds them."""
+        """Note that this rank has updated its part of these parameters."""
         ...
 
     def comm_stats(self, *, timed: bool) -> CommStats:
@@ -139,7 +139,7 @@ class ReplicatedParameters:
 
 
 class BackwardCounter:
-    """Counts the open lane's backward passes: usually one. If there are more, all but the last say `more=True`."""
+    """Counts the open lane's backward passes: usually one. If there are more, all but the last pass `more=True`."""
 
     def __init__(self) -> None:
         self.open_lane()
@@ -161,7 +161,7 @@ class BackwardCounter:
 
     def close_lane(self) -> None:
         if self.count and not self._is_complete:
-            raise UserError("the lane's last backward pass said more=True, but none followed: omit more=True there")
+            raise UserError("the lane's last backward pass was given more=True, but none followed: omit it there")
 
 
 def all_parameters(models: Sequence[nn.Module]) -> list[Parameter]:
@@ -169,21 +169,24 @@ def all_parameters(models: Sequence[nn.Module]) -> list[Parameter]:
     return list(dict.fromkeys(parameter for model in models for parameter in model.parameters()))
 
 
-def backward_inputs(parameters: Sequence[Parameter], among: Sequence[Parameter]) -> Sequence[Parameter] | None:
+def backward_inputs(
+    parameters: Sequence[Parameter], model_parameters: Sequence[Parameter]
+) -> Sequence[Parameter] | None:
     """Return the `inputs` that restrict a backward pass to these parameters.
 
-    None if there are no others that need gradients: autograd is slower when every parameter is named.
+    None if the models have no others that need gradients: autograd is slower when every parameter is named.
     """
-    if len(parameters) == len(among) or len(parameters) == sum(parameter.requires_grad for parameter in among):
+    if len(parameters) == len(model_parameters):
         return None
-    return parameters
+    num_trainable = sum(parameter.requires_grad for parameter in model_parameters)
+    return None if len(parameters) == num_trainable else parameters
 
 
 def require_no_gradients(parameters: Sequence[Parameter]) -> None:
     """Raise if user code has left gradients: during a pass only `step.backward` may."""
     for parameter in parameters:
         if parameter.grad is not None:
-            raise UserError("a lane called .backward() itself: call step.backward(loss_sum, count) instead")
+            raise UserError("a lane's loss was given to .backward(): call step.backward(loss_sum, count) instead")
 
 
 def run_backward(

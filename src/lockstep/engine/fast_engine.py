@@ -1,16 +1,16 @@
 """The engine of `determinism: fast`: DistributedDataParallel reduces the gradients in the last lane.
 
-The samples and the normalisation are those of lockstep mode. Sums are taken in whatever order is fastest, so the bits
+The samples and the normalization are those of lockstep mode. Sums are taken in whatever order is fastest, so the bits
 may depend on the number of ranks.
 
 [Note: guessed count] The count over all ranks is known after the lanes have been run. Dividing the gradients then costs
 one pass over all of them more than a hand-written loop, which divides its losses. So losses are divided by the count of
 the previous pass, which all ranks know, and the gradients are corrected only if the count has changed.
 
-[Note: several terms] Each term of a loss has its count, and the counts of all ranks are known in a rank's last lane at
-the earliest. Until then every term keeps separate gradients: a backward pass for each term in each earlier lane, and as
-many gradient buffers. In the last lane one backward pass of all terms is enough, but it first waits for the other
-ranks' counts.
+[Note: several terms] Each term of a loss has its own count, and the counts of all ranks are known in a rank's last lane
+at the earliest. Until then the terms' gradients are kept apart, which takes a backward pass for each term in each
+earlier lane, and a set of gradients for each term. In the last lane one backward pass of all terms is enough, but it
+first waits for the other ranks' counts.
 """
 
 import logging
@@ -24,7 +24,7 @@ from torch.nn import Parameter
 
 from lockstep.data.lanes import Lanes
 from lockstep.engine.compression import Compressor, Correction
-from lockstep.engine.ddp_reducer import GradientReducer, parameters_below
+from lockstep.engine.ddp_reducer import GradientReducer, parameters_in_graph
 from lockstep.engine.engine import BackwardCounter, ReplicatedParameters, all_parameters, backward_inputs, run_backward
 from lockstep.engine.gradient_tree import Gradients
 from lockstep.engine.loss_table import ControlFlags, LossTable, Terms
@@ -67,11 +67,11 @@ class FastEngine(ReplicatedParameters):
             lanes: the lanes of each rank.
             models: the models whose parameters and buffers are trained.
             make_reducer: makes what reduces the gradients of some parameters; called once for each set of parameters.
-            control_flags: what ranks ask of all ranks; sent with every step.
-            compressor: what the reducers send gradients through, if any; closed with the engine.
+            control_flags: what ranks request of all ranks; sent with every step.
+            compressor: compresses the gradients that the reducers send; closed with the engine.
             uneven: a rank may run out of samples before the others do.
-            rank: whose lanes are run here, if not this rank's.
-            rows: where lanes stand in the loss table, if not at their own number.
+            rank: the rank whose lanes are run here. Default: this rank.
+            rows: where the lanes are in the loss table. Default: lane n is in row n.
         """
         self.world = world
         self.uneven = uneven
@@ -148,7 +148,7 @@ class FastPass:
 
     @property
     def has_loss(self) -> bool:
-        """Whether a lane of this rank had a loss yet."""
+        """Whether a lane of this rank has had a loss yet."""
         return bool(self._table.names)
 
     def open_lane(self, lane: int, size: int) -> None:
@@ -186,7 +186,7 @@ class FastPass:
         self._engine.broadcast_buffers(self._first_rank_with_samples() if self._engine.uneven else 0)
         if self._shared_rows is not None and self._shared_rows.is_cpu:  # on a GPU the host would wait, in every step
             self._table.check_names()
-        if self._table.num_terms == 1 and self._reducer.compressor is None:  # a compressor has divided: `_correction`
+        if self._table.num_terms == 1 and self._reducer.compressor is None:  # a compressor divides: `_correction`
             self._divide_by_count()
         if self._reducer.find_unused_parameters:
             self._note_unused()
@@ -229,7 +229,7 @@ class FastPass:
     def _loss_to_reduce(self, losses: Sequence[Tensor]) -> Tensor:
         """Start to sum the counts over the ranks, and return the loss whose backward pass reduces the gradients."""
         if self._engine.world.size > 1:
-            self._shared_rows = self._table.local(self._engine.control_flags.pass_on())
+            self._shared_rows = self._table.local(self._engine.control_flags.take_own())
             self._work = dist.all_reduce(self._shared_rows, async_op=True)
         self.is_reduced = True
         if len(self._table.names) <= 1:
@@ -256,10 +256,10 @@ class FastPass:
             self._work = None
 
     def _correction(self) -> Correction | None:
-        """Return what makes gradients of the mean loss before they are compressed.
+        """Return a function for the factor that turns gradients into those of the mean loss; None without compression.
 
-        A compressor adds what it left out of one gradient to the next, whose count may differ: so it must be given
-        gradients of the mean. They are scaled on their way, when the other ranks' counts have arrived.
+        A compressor adds the error of one gradient to the next, whose count may differ, so it needs gradients of the
+        mean loss. Their factor is known when the other ranks' counts have arrived.
         """
         table, rows, work = self._table, self._shared_rows, self._work
         if self._reducer.compressor is None or rows is None or work is None:
@@ -275,7 +275,7 @@ class FastPass:
     def _parameters_of_empty_lane(self) -> Sequence[Parameter]:
         """Return what an empty lane computes zero gradients for: all, unless unused parameters are allowed.
 
-        Then only those used on this rank, or one that some rank uses: no others may count as used.
+        Then it is those used on this rank or, if there are none, one that some rank uses: no others may count as used.
         """
         if not self._reducer.find_unused_parameters:
             return self._parameters
@@ -289,8 +289,8 @@ class FastPass:
         return next((rank for rank, own in enumerate(self._engine.lanes.shares) if any(sizes[n] for n in own)), 0)
 
     def _raise_unused(self, losses: Sequence[Tensor]) -> NoReturn:
-        """Name the unused parameters: DistributedDataParallel would fail in the next step and say less."""
-        used = parameters_below(losses)
+        """Name the unused parameters: DistributedDataParallel would fail in the next step, without their names."""
+        used = parameters_in_graph(losses)
         unused = [parameter for parameter in self._parameters if id(parameter) not in used or parameter.grad is None]
         raise UserError(
             f"no gradient for {self._engine.names_of(unused)} in the backward pass of rank "

@@ -12,7 +12,7 @@ from lockstep.engine.torch_internals import are_all_finite, multiply_all_, store
 from lockstep.errors import UserError
 
 # The sum of squares is taken over blocks of this many elements, counted from each tensor's first, and then over the
-# blocks' sums in order: a rank that holds only some blocks can compute theirs and come to the same bits.
+# blocks' sums in order: a rank that holds only some blocks can compute theirs, with the same bits.
 BLOCK = 1024
 
 
@@ -25,21 +25,21 @@ def scale_gradients(gradients: Sequence[Tensor], scale: Tensor) -> None:
     """Multiply gradients by one number, in place.
 
     Torch multiplies in a different precision depending on whether it is given a Python number, a tensor, a list, or a
-    tensor of no dimension. So the scale is always a tensor, in the precision to compute in.
+    zero-dimensional tensor. So the scale is always a tensor, in the precision to compute in.
     """
     groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for gradient in gradients:
         groups.setdefault((gradient.dtype, gradient.device), []).append(gradient)
     for (dtype, device), group in groups.items():
-        computed_in = accumulation_dtype(dtype)
-        is_double = computed_in in (torch.float64, torch.complex128)
-        # Gradients may lie in main memory while the scale is on a GPU.
+        compute_dtype = accumulation_dtype(dtype)
+        is_double = compute_dtype in (torch.float64, torch.complex128)
+        # Gradients may be in host memory while the scale is on a GPU.
         factor = scale.to(device, torch.float64 if is_double else torch.float32)
-        if computed_in == dtype:
+        if compute_dtype == dtype:
             multiply_all_(group, factor)
         else:
             for gradient in group:
-                gradient.copy_(gradient.to(computed_in).mul_(factor))
+                gradient.copy_(gradient.to(compute_dtype).mul_(factor))
 
 
 def block_squares(tensor: Tensor) -> Tensor:
@@ -89,5 +89,5 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
 def _real_dense(tensor: Tensor) -> Tensor:
     if tensor.is_sparse:
         tensor = stored_values(tensor)
-    # Autograd may leave a tensor that is only marked as conjugated, of which there is no real view.
+    # Autograd may return a tensor that is only marked as conjugated, and has no real view.
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor

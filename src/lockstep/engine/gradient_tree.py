@@ -20,7 +20,7 @@ rank 1 (2,3). Parameters are grouped into buckets, and every bucket has one flat
     lane 1   the rank's last lane, lane 3 on rank 1: while its backward pass runs, a hook counts the gradients of each
              bucket. When a bucket is complete, its partial sum is copied into the flat buffer, `.grad` is freed, and
              the buffer is handed to the communication thread. Buckets leave in a fixed order, the last layers first.
-    there    each rank sends its whole buffer; both compute (0,1) + (2,3), and scale it
+    thread   each rank sends its whole buffer; both compute (0,1) + (2,3), and scale it
     finish   waits for the thread; `.grad` becomes a view of the flat buffer
 
 Three ranks, lanes {0}, {1} and {2, 3}, again with one partial sum each: 0, 1 and (2,3). A buffer is cut into three
@@ -50,7 +50,7 @@ Gradients = list[Tensor | None]  # of a bucket's parameters; None: the parameter
 PartialSum = list[Gradients | None]  # by bucket; None: already handed to the communication thread
 Scale = Callable[[], Tensor]  # returns one over a count; called when the count of all ranks is needed
 
-_UNUSED = -1  # where a parameter without a gradient has no version
+_UNUSED = -1  # instead of a version, for a parameter without a gradient
 
 
 class GradientTree(ABC):
@@ -67,7 +67,7 @@ class GradientTree(ABC):
         self._is_layout_checked = False
 
     def begin(self) -> None:
-        """Start a new sum, and drop what an unfinished pass has left."""
+        """Start a new sum, and discard what an unfinished pass has left behind."""
         self._sums: TreeSum[PartialSum] = TreeSum(_add_partial_sums)
         self._next_lane = self._lanes.start
         self._left_sibling: PartialSum | None = None  # what the open lane's backward pass adds to
@@ -93,7 +93,7 @@ class GradientTree(ABC):
     def close_lane(self) -> None:
         """Take the lane's gradients out of `.grad` and add them to the partial sums."""
         self._check_layout()
-        self._sums.push(self._node, [self._take_gradients(bucket) for bucket in range(len(self._bucket_parameters))])
+        self._sums.push(self._node, [self._take_gradients(index) for index in range(len(self._bucket_parameters))])
         self._left_sibling = None
         for parameters in self._bucket_parameters:
             for parameter in parameters:
@@ -125,11 +125,11 @@ class GradientTree(ABC):
         for skipped in range(self._next_lane, lane):
             self._sums.push(leaf(skipped), [[None] * len(parameters) for parameters in self._bucket_parameters])
 
-    def _take_gradients(self, bucket: int) -> Gradients | None:
-        """Return what `.grad` holds after the open lane: its gradients, or their sum with the left sibling's."""
-        gradients = [parameter.grad for parameter in self._bucket_parameters[bucket]]
+    def _take_gradients(self, index: int) -> Gradients | None:
+        """Return a bucket's `.grad` after the open lane: its gradients, or their sum with the left sibling's."""
+        gradients = [parameter.grad for parameter in self._bucket_parameters[index]]
         if self._left_sibling is not None:
-            for gradient, version in zip(gradients, self._sibling_versions[bucket], strict=True):
+            for gradient, version in zip(gradients, self._sibling_versions[index], strict=True):
                 # If only one of the two siblings used the parameter, the other counts as zeros, as it would on another
                 # rank. Adding zeros is not a no-op: it turns -0.0 into 0.0.
                 if gradient is not None and version in (_UNUSED, version_of(gradient)):
@@ -181,8 +181,8 @@ class DistributedGradientTree(GradientTree):
         self._sent: list[SentBucket] = []
         self._scale: Scale | None = None
         self._hooks = [
-            parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, bucket))  # type: ignore[no-untyped-call]
-            for bucket, parameters in enumerate(self._bucket_parameters)
+            parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, index))  # type: ignore[no-untyped-call]
+            for index, parameters in enumerate(self._bucket_parameters)
             for parameter in parameters
         ]
 
@@ -190,7 +190,7 @@ class DistributedGradientTree(GradientTree):
         super().begin()
         self._num_missing = None
         for sent in self._sent:
-            sent.job.result()  # of a pass that no update used: its buffers are about to be filled again
+            sent.job.result()  # no update has waited for it, and its buffers are about to be refilled
         self._sent = []
 
     def overlap(self, scale: Scale) -> None:
@@ -228,48 +228,48 @@ class DistributedGradientTree(GradientTree):
         for hook in self._hooks:
             hook.remove()
 
-    def _take_gradients(self, bucket: int) -> Gradients | None:
-        return None if bucket < len(self._sent) else super()._take_gradients(bucket)
+    def _take_gradients(self, index: int) -> Gradients | None:
+        return None if index < len(self._sent) else super()._take_gradients(index)
 
-    def _on_gradient(self, bucket: int, _parameter: Tensor) -> None:
-        """Hook: autograd has added the last lane's gradient to a parameter's `.grad`."""
+    def _on_gradient(self, index: int, _parameter: Tensor) -> None:
+        """Hook: autograd has added the last lane's gradient to the `.grad` of a parameter in bucket `index`."""
         if self._num_missing is None:
             return
-        self._num_missing[bucket] -= 1
-        if self._num_missing[bucket] < 0:
+        self._num_missing[index] -= 1
+        if self._num_missing[index] < 0:
             raise LockstepError(
                 "a parameter received its gradient twice in one backward pass; if this is reentrant checkpointing, "
                 "use torch.utils.checkpoint.checkpoint(…, use_reentrant=False)"
             )
         while len(self._sent) < len(self._buckets) and self._num_missing[len(self._sent)] == 0:
-            number = len(self._sent)
+            next_index = len(self._sent)
             last_lane: PartialSum = [None] * len(self._buckets)
-            last_lane[number] = self._take_gradients(number)
+            last_lane[next_index] = self._take_gradients(next_index)
             self._send_next_bucket([*self._sums, (self._node, last_lane)])
 
     def _send_next_bucket(self, partial_sums: Sequence[tuple[TreeNode, PartialSum]]) -> None:
         """Add up the next bucket's part of these partial sums, copy the result into its buffers, and submit them."""
-        number = len(self._sent)
-        bucket = self._buckets[number]
+        index = len(self._sent)
+        bucket = self._buckets[index]
         sums: TreeSum[Gradients] = TreeSum(add_gradients)
         for node, by_bucket in partial_sums:
-            gradients = by_bucket[number]
+            gradients = by_bucket[index]
             assert gradients is not None
             sums.push(node, gradients)
-            by_bucket[number] = None
-        buffers, used = self._buffers[number], [False] * len(bucket.indices)
+            by_bucket[index] = None
+        buffers, used = self._buffers[index], [False] * len(bucket.indices)
         for buffer, (_, gradients) in zip(buffers, sums, strict=True):
             bucket.pack(gradients, buffer)
             used = [already or gradient is not None for already, gradient in zip(used, gradients, strict=True)]
         # The copies are sent; autograd's own tensors go back to the allocator while the backward pass still runs.
         if self._left_sibling is not None:
-            self._left_sibling[number] = None
-        for parameter in self._bucket_parameters[number]:
+            self._left_sibling[index] = None
+        for parameter in self._bucket_parameters[index]:
             parameter.grad = None
-        self._sent.append(SentBucket(self._submit(number, buffers), used))
+        self._sent.append(SentBucket(self._submit(index, buffers), used))
 
-    def _submit(self, number: int, buffers: Sequence[Tensor]) -> CommJob:
-        scale_chunk = partial(self._scale_chunk, self._buckets[number])
+    def _submit(self, index: int, buffers: Sequence[Tensor]) -> CommJob:
+        scale_chunk = partial(self._scale_chunk, self._buckets[index])
         return self._comm.submit(self._all_reduce.all_reduce, buffers, scale_chunk)
 
     def _scale_chunk(self, bucket: Bucket, chunk: Tensor, start: int) -> None:

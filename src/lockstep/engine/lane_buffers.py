@@ -23,8 +23,8 @@ from lockstep.errors import UserError
 Rule = Literal["mean", "first", "max"]
 RULES: tuple[Rule, ...] = ("mean", "first", "max")
 
-# A change made through `.data` leaves no trace on the tensor, so every so often the values themselves are compared.
-# An odd number of passes, so that both passes of a step with two are compared at some time.
+# A change made through `.data` does not change the tensor's version, so now and then the values are compared as well.
+# The number of passes is odd: if every step has two passes, each of them has its turn.
 _COMPARE_EVERY = 49
 
 
@@ -69,7 +69,7 @@ class LaneBuffers:
 
     def __init__(self, modules: Iterable[nn.Module], rules: Mapping[str, Rule]) -> None:
         self._slots: dict[Rule, list[BufferSlot]] = {rule: [] for rule in RULES}
-        self._fixed: list[BufferSlot] = []  # that no forward pass may change
+        self._fixed: list[BufferSlot] = []  # buffers that no forward pass may change
         unmatched = set(rules)
         for slot in buffer_slots(modules):
             pattern = next((pattern for pattern in rules if fnmatchcase(slot.name, pattern)), None)
@@ -111,7 +111,7 @@ class LaneBuffers:
                 slot.tensor.copy_(self._base[slot])
 
     def close_lane(self, lane: int, size: int) -> None:
-        """Take in the values that the lane has left. An empty lane adds nothing."""
+        """Add the values that the lane has left in the buffers. An empty lane adds nothing."""
         if not self._managed:
             return
         if self._slots["mean"]:
@@ -220,7 +220,7 @@ def _widest(tensor: Tensor) -> Tensor:
 
 
 def _lowest(tensor: Tensor) -> Tensor:
-    """Return what never is the maximum, for a rank that had no sample."""
+    """Return values that are never the maximum, for a rank that had no sample."""
     wide = _widest(tensor)
     return wide.fill_(-torch.inf if wide.is_floating_point() else torch.iinfo(torch.int64).min)
 
@@ -230,4 +230,4 @@ def _zeros(tensor: Tensor) -> Tensor:
 
 
 def _keep_sum(_chunk: Tensor, _start: int) -> None:
-    """The sums are divided by their last element, when all of them are known."""
+    """Leave a chunk as it is: the sums are divided by their last element when all of them are known."""

@@ -8,7 +8,7 @@ order depends on the lanes alone: lane 0 is added to lane 1 and 2 to 3; then (0,
     level 0       0       1       2       3           one leaf for each lane
 
 A rank adds up the subtrees that lie inside its block of lanes. The remaining additions are made between ranks, along
-the same tree. Which rank has which lanes decides where an addition is made, never which additions there are. With four
+the same tree. Which rank has which lanes decides where an addition is made, never which additions are made. With four
 lanes, lane by lane on one rank:
 
     push leaf 0     pending: [0]
@@ -16,8 +16,8 @@ lanes, lane by lane on one rank:
     push leaf 2     pending: [(0,1), 2]
     push leaf 3     add 2 and 3, then (0,1) and (2,3) pending: [(0..3)]
 
-On three ranks with lanes {0}, {1}, {2, 3}, each rank ends with one pending node: 0, 1 and (2,3). Whoever pushes these
-in order makes the two additions that are left. On three ranks with lanes {0}, {1, 2}, {3}, the middle rank ends with
+On three ranks with lanes {0}, {1}, {2, 3}, each rank ends with one pending node: 0, 1 and (2,3). Pushing these in order
+makes the two remaining additions. On three ranks with lanes {0}, {1, 2}, {3}, the middle rank ends with
 two nodes, 1 and 2: they are neighbours but not siblings, so it must not add them.
 """
 
@@ -71,7 +71,7 @@ class TreeSum(Generic[T]):
         self._pending: list[tuple[TreeNode, T]] = []  # partial sums that wait for their right siblings
 
     def push(self, node: TreeNode, value: T) -> None:
-        """Add the next node's value. As long as it completes a pair of siblings, they become their parent."""
+        """Add the next node's value. Whenever that completes a pair of siblings, they are merged into their parent."""
         while self._pending and are_siblings(self._pending[-1][0], node):
             value = self._add(self._pending.pop()[1], value)
             node = node.parent

@@ -57,7 +57,7 @@ class LossTable:
         self._num_lanes = num_lanes
         self._device = device
         self._rows: dict[int, _Row] = {}
-        self._shared: Tensor | None = None  # all ranks' rows, once they are here
+        self._shared: Tensor | None = None  # all ranks' rows, once they have arrived
         self.names: tuple[str, ...] = ()  # of the terms, once a lane has been run here
 
     def add_lane(self, lane: int, size: int) -> None:
@@ -102,7 +102,7 @@ class LossTable:
         return table
 
     def complete(self, rows: Tensor) -> None:
-        """Take in all ranks' rows: the sum of their local tables.
+        """Fill in all ranks' rows: the sum of their local tables.
 
         That sum is exact in any order, because every element is zero on all ranks but one.
         """
@@ -141,14 +141,14 @@ class LossTable:
         return (sums / nonzero(counts)).sum()
 
     def loss_sums(self) -> list[Tensor]:
-        """Return every lane's loss sums, in tensors that nobody else uses."""
+        """Return every lane's loss sums, in tensors that share no memory with the losses themselves."""
         if self._shared is None:
             return [torch.stack([loss_sum for row in self._rows.values() for loss_sum in row.sums])]
         return [self._shared[:, _FIRST_SUM : _FIRST_SUM + self.num_terms]]
 
     @property
     def flags(self) -> Tensor:
-        """The ranks' control flags, by lane; once all ranks' rows are here."""
+        """The ranks' control flags, by lane; once all ranks' rows have arrived."""
         return self._all_rows[:, _FLAGS]
 
     def nonfinite_lanes(self) -> list[int]:
@@ -164,7 +164,7 @@ class LossTable:
 
 
 def as_count(count: Any) -> Count:
-    """Return a count as a Python number or as a tensor of no dimension. NumPy numbers are accepted, too."""
+    """Return a count as a Python number or a zero-dimensional tensor. NumPy numbers are accepted, too."""
     if isinstance(count, Tensor) and count.numel() == 1:
         return count.detach().reshape(())
     try:
@@ -189,24 +189,24 @@ class _Row(NamedTuple):
 
 
 class ControlFlags:
-    """What this rank asks of all ranks, and what all ranks have asked for. [Note: requests]"""
+    """What this rank requests of all ranks, and what any rank has requested. [Note: requests]"""
 
     def __init__(self) -> None:
-        self._own = 0  # asked for by this rank, and not sent yet
+        self._own = 0  # requested by this rank, and not sent yet
         self._received = 0
         self._copies: deque[tuple[Tensor, torch.cuda.Event]] = deque()  # of flags on a GPU, not read yet
 
-    def ask(self, flags: int) -> None:
-        """Ask all ranks for something, with this rank's next step."""
+    def request(self, flags: int) -> None:
+        """Request something of all ranks; it is sent with this rank's next step."""
         self._own |= flags
 
-    def pass_on(self) -> int:
-        """Return what this rank asks for, to be sent to all ranks."""
+    def take_own(self) -> int:
+        """Return what this rank has requested since the last call, to be sent to all ranks."""
         own, self._own = self._own, 0
         return own
 
     def receive(self, flags: Tensor) -> None:
-        """Take in what all ranks ask for, one number for each lane. Call it once a step, in order."""
+        """Add what all ranks have requested, one number for each lane. Call it once a step, in order."""
         if flags.is_cpu:
             self._received |= reduce(or_, map(int, flags.tolist()), 0)
             return
@@ -216,8 +216,8 @@ class ControlFlags:
         copied.record()
         self._copies.append((copy, copied))
 
-    def take(self) -> int:
-        """Return what was asked for since the last call: the same on every rank."""
+    def take_received(self) -> int:
+        """Return what any rank has requested since the last call: the same on every rank."""
         while len(self._copies) > 1:
             copy, copied = self._copies.popleft()
             copied.synchronize()

@@ -4,9 +4,9 @@
 lane's backward pass reduce-scatters them and leaves each rank its shard in `.grad`. Forward and backward passes contain
 collectives, so all ranks must run equally many.
 
-Ranks that share single layers (axis `tensor`) run the same lanes. Each reports them in separate rows of the loss table.
-So sums and counts are both larger by the number of such ranks, which also is the number of all ranks over the number of
-those with their own samples: the factors cancel out.
+The T ranks of a tensor group (axis `tensor`) run the same lanes, and each reports them in separate rows of the loss
+table. So all sums and counts are T times as large, and their quotient, the loss, is unchanged. FSDP averages gradients
+over the W / T ranks with their own samples, so the scale for an average over W ranks is right, too: T cancels out.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from lockstep.engine.engine import CommStats, ReducedGradients
 from lockstep.engine.fast_engine import FastEngine, FastPass, TableRows
 from lockstep.engine.gradient_math import all_finite, block_squares, scale_gradients
 from lockstep.engine.gradient_tree import Gradients
-from lockstep.engine.loss_table import ControlFlags, Terms
+from lockstep.engine.loss_table import ControlFlags
 from lockstep.errors import UserError
 from lockstep.world.collectives import all_reduce
 from lockstep.world.dtensor import is_dtensor, local_shard_of, local_tensor
@@ -77,7 +77,7 @@ class MeshEngine:
             raise UserError(
                 "the previous pass over the lanes was left early, and its gradients remain inside FSDP: run all lanes"
             )
-        for unit in self._units:  # an evaluation, or a forward pass of the user's, may have left it gathered
+        for unit in self._units:  # an evaluation, or the user's own forward pass, may have left it gathered
             unit.module.reshard()
         self._open_pass = MeshPass(self._fast, parameters, self._make_reducer(parameters))
         return self._open_pass
@@ -102,7 +102,7 @@ class FsdpReducer:
     """Reduces gradients by the model's own FSDP units, as `DdpReducer` does by DistributedDataParallel."""
 
     compressor: Compressor | None = None
-    find_unused_parameters = False  # FSDP allows unused parameters without being told
+    find_unused_parameters = False  # FSDP allows unused parameters anyway
 
     def __init__(self, parameters: Sequence[Parameter], units: Sequence[FsdpUnit]) -> None:
         self.last_scale: Tensor | None = None  # shards are small, so dividing them afterwards costs little
@@ -145,16 +145,16 @@ class FsdpReducer:
         scale_gradients([_local_gradient(p) for p in parameters if p.grad is not None], scale)
 
 
-class MeshPass:
-    """A `FastPass` that keeps the gradients of other parameters out of FSDP's way."""
+class MeshPass(FastPass):
+    """A pass that sets the gradients of other parameters aside while FSDP reduces its own."""
 
     def __init__(self, engine: FastEngine, parameters: Sequence[Parameter], reducer: FsdpReducer) -> None:
         # Autograd sees FSDP's unsharded parameters and not these, so `inputs` cannot restrict a backward pass to them.
-        self._pass = FastPass(engine, parameters, None, reducer, None)
+        super().__init__(engine, parameters, inputs=None, reducer=reducer, guess=None)
         self._is_ended = False
         own = set(parameters)
         others = [parameter for parameter in engine.all_parameters if parameter not in own]
-        # Set aside meanwhile: otherwise what this pass leaves there would be added to them.
+        # Without this, the gradients of this pass would be added to theirs.
         self._set_aside = [(parameter, parameter.grad) for parameter in others]
         for parameter in others:
             parameter.grad = None
@@ -163,36 +163,17 @@ class MeshPass:
     @property
     def has_unreduced_gradients(self) -> bool:
         """Whether lanes were run whose gradients still are inside FSDP."""
-        return self._pass.has_loss and not self._is_ended
-
-    def open_lane(self, lane: int, size: int) -> None:
-        self._pass.open_lane(lane, size)
-
-    def backward(self, terms: Terms, *, more: bool, retain_graph: bool = False) -> None:
-        self._pass.backward(terms, more=more, retain_graph=retain_graph)
-
-    def close_lane(self) -> None:
-        self._pass.close_lane()
+        return self.has_loss and not self._is_ended
 
     def end(self) -> None:
         self._is_ended = True
-        if not self._pass.is_reduced:
-            raise UserError("under a mesh every lane needs a backward pass, at least the last lane of every rank")
+        if not self.is_reduced:
+            raise UserError(
+                "no backward pass in this rank's last lane: under a mesh, every rank must call step.backward(…) there"
+            )
         for parameter, gradient in self._set_aside:
             parameter.grad = gradient
         self._set_aside = []
-
-    def finish(self) -> None:
-        self._pass.finish()
-
-    def loss(self) -> Tensor:
-        return self._pass.loss()
-
-    def loss_sums(self) -> list[Tensor]:
-        return self._pass.loss_sums()
-
-    def nonfinite_lanes(self) -> list[int]:
-        return self._pass.nonfinite_lanes()
 
 
 class DTensorGradients:

@@ -38,7 +38,7 @@ class OneLaneEngine(ReplicatedParameters):
         return OneLanePass(self, parameters, backward_inputs(parameters, self._all_parameters))
 
     def reciprocal(self, loss_sum: Tensor, count: Count) -> Tensor:
-        """Return 1 / count, with the loss's shape and dtype. Counts repeat, so the tensors are kept."""
+        """Return 1 / count, with the loss's shape and dtype. Counts repeat, so the tensors are cached."""
         if isinstance(count, Tensor):
             return nonzero(count.detach().reshape(())).double().reciprocal().to(loss_sum).expand_as(loss_sum)
         key = (count, loss_sum.dtype, loss_sum.dim())

@@ -1,9 +1,9 @@
 """PowerSGD compression: a gradient is sent as two thin matrices; the error is added to the next one.
 
 After Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization"
-(2019). The state belongs to parameters and not, as in torch's own hook, to buckets, which another process would fill in
-another order: so a resumed run continues with the same numbers. And collectives start in one order on all ranks, on the
-communication thread; torch's start when an earlier one happens to end.
+(2019). Unlike torch's own hook, this one keeps its state by parameter and not by bucket: a resumed run, which may fill
+its buckets differently, continues with the same numbers. And its collectives start in the same order on all ranks, on
+the communication thread, and not whenever an earlier one happens to end.
 """
 
 from collections.abc import Mapping, Sequence
@@ -107,7 +107,7 @@ class PowerSgd:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], names: Mapping[Parameter, str]) -> None:
-        """Continue from a checkpoint, perhaps of another number of ranks."""
+        """Continue from a checkpoint, which another number of ranks may have saved."""
         parameters = {name: parameter for parameter, name in names.items()}
         self._states = {}
         for name, saved in sorted(state.items(), key=lambda item: int(item[1]["number"])):
@@ -136,17 +136,17 @@ class PowerSgd:
             return state.q
         return torch.randn(shape, generator=stream(self.seed, "powersgd", state.number, state.passes)).to(matrix)
 
-    def _end(self, each: _LowRankGradient) -> None:
+    def _end(self, low_rank: _LowRankGradient) -> None:
         """Write the approximation into the gradient. Infinities and NaNs go there, too, but not into the state."""
-        approximation = each.p @ each.q.T
+        approximation = low_rank.p @ low_rank.q.T
         is_finite = approximation.isfinite().all()
-        state = each.state
+        state = low_rank.state
         if self.warm_start:
-            state.q = torch.where(is_finite, each.q, each.start)
+            state.q = torch.where(is_finite, low_rank.q, low_rank.start)
         if self.error_feedback:
-            error = torch.zeros_like(each.matrix) if state.error is None else state.error
-            state.error = torch.where(is_finite, each.matrix - approximation, error)
-        each.gradient.copy_(approximation.view(each.gradient.shape))  # last: the matrix may be a view of it
+            error = torch.zeros_like(low_rank.matrix) if state.error is None else state.error
+            state.error = torch.where(is_finite, low_rank.matrix - approximation, error)
+        low_rank.gradient.copy_(approximation.view(low_rank.gradient.shape))  # last: the matrix may be a view of it
 
     def _as_shard(self, error: Tensor) -> Shard:
         return Shard(error.reshape(1, -1), (self.world.rank, 0), (self.world.size, error.numel()))
@@ -157,10 +157,10 @@ class PowerSgd:
         return own.view(len(parameter), -1).to(parameter.device, copy=True)
 
 
-def _orthogonalize(each: _LowRankGradient) -> tuple[Tensor, Tensor]:
+def _orthogonalize(low_rank: _LowRankGradient) -> tuple[Tensor, Tensor]:
     """Return an orthonormal basis of the averaged p, and this rank's q for that basis."""
-    p = torch.linalg.qr(each.p).Q
-    return p, each.matrix.T @ p
+    p = torch.linalg.qr(low_rank.p).Q
+    return p, low_rank.matrix.T @ p
 
 
 def _average_together(

@@ -31,7 +31,13 @@ def state_of(
     optimizers: Mapping[str, Optimizer] | None = None,
     others: Mapping[str, State] | None = None,
 ) -> dict[str, Tensor]:
-    """Return weights, buffers, optimizer state and the tensors of `others`, each under a name that says what it is."""
+    """Return weights, buffers and optimizer state as tensors by name, for `digest`.
+
+    Args:
+        models: each model by the name that its tensors' names begin with, as in `model/fc.weight`.
+        optimizers: optimizers of these models, by name.
+        others: more tensors, by group and name.
+    """
     state: dict[str, Tensor] = {}
     for prefix, model in models.items():
         for name, tensor in model.state_dict(keep_vars=True).items():
@@ -145,7 +151,7 @@ class DigestTrace:
         self._data: dict[str, str] = {}
 
     def begin(self, batch: GlobalBatch) -> None:
-        """Digest a step's data before anybody can change it in place."""
+        """Digest a step's data before the script can change it in place."""
         self._data = {
             f"lane {lane.lane}": value_digest((lane.data, lane.weight))[:_TRACE_DIGITS] for lane in batch.lanes
         }
@@ -180,7 +186,7 @@ def _short_digests(state: State) -> dict[str, str]:
 
 
 def _merge_ranks(ranks: Sequence[Phases]) -> Phases:
-    """Merge what the ranks recorded. Where ranks differ, all their values are kept, which no other trace has."""
+    """Merge what the ranks recorded. Where ranks differ, all their values are kept, so that no other trace is equal."""
     merged: Phases = {}
     for phase in (phase for phase in PHASES if phase in ranks[0]):
         values: dict[str, dict[str, None]] = {}

@@ -63,7 +63,7 @@ def backward_without_checks(
 
 
 def version_of(tensor: Tensor) -> int:
-    """Return how often a tensor was changed in place. Relies on `Tensor._version`; no public name tells it."""
+    """Return how often a tensor was changed in place. Relies on `Tensor._version`; there is no public name for it."""
     return tensor._version
 
 
@@ -97,7 +97,7 @@ def copy_all_(tensors: list[Tensor], sources: list[Tensor]) -> None:
 
 
 def multiply_all_(tensors: list[Tensor], factor: Tensor) -> None:
-    """Multiply all tensors, which have one dtype and device, by a tensor of no dimension, in place."""
+    """Multiply all tensors, which have one dtype and device, by a zero-dimensional tensor, in place."""
     if hasattr(torch, "_foreach_mul_"):
         torch._foreach_mul_(tensors, factor)
     else:
@@ -117,7 +117,7 @@ def interpolate_all_(tensors: list[Tensor], others: list[Tensor], weight: float)
 def are_all_finite(tensors: list[Tensor]) -> bool:
     """Return whether every element of these non-empty tensors of one dtype and device is finite.
 
-    Relies on the loss scaler's kernel, the fastest check there is: it multiplies by one and looks at every element on
+    Relies on the loss scaler's kernel, the fastest check there is: it multiplies by one, and checks every element on
     the way. It does not exist for bfloat16 on every device; there a norm shows the same.
     """
     if tensors[0].dtype == torch.bfloat16 and hasattr(torch, "_foreach_norm"):
@@ -149,19 +149,22 @@ def get_buffer(module: nn.Module, name: str) -> Tensor | None:
 
 
 def set_buffer(module: nn.Module, name: str, tensor: Tensor | None) -> None:
-    """Put another tensor in a buffer's place. Past `__setattr__`, which a module's author may have changed."""
+    """Put another tensor in a buffer's place. Bypasses `__setattr__`, which a module's class may override."""
     module._buffers[name] = tensor
 
 
 def is_batch_norm(module: nn.Module) -> bool:
-    """Relies on `_BatchNorm`, the base of all batch norms; falls back to torch's own classes."""
+    """Return whether a module is a batch norm.
+
+    Relies on `_BatchNorm`, the base of all batch norms; falls back to torch's own classes.
+    """
     if _batch_norm_base is not None:
         return isinstance(module, _batch_norm_base)
     return isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm)
 
 
 def has_running_statistics(module: nn.Module) -> bool:
-    """Return whether a module is a batch norm or an instance norm, of whatever dimension.
+    """Return whether a module is a batch norm or an instance norm, of any dimension.
 
     Relies on their base class `_NormBase`; falls back to the public classes.
     """
@@ -202,7 +205,7 @@ def has_reduced_every_bucket(ddp: DistributedDataParallel) -> bool:
 
 
 def share_step_hooks(optimizer: Optimizer, other: Optimizer) -> None:
-    """Let `other` run the step hooks of `optimizer`, also those registered later. There is no public way."""
+    """Let `other` run the step hooks of `optimizer`, including those registered later. There is no public way."""
     other._optimizer_step_pre_hooks = optimizer._optimizer_step_pre_hooks
     other._optimizer_step_post_hooks = optimizer._optimizer_step_post_hooks
 

@@ -14,8 +14,8 @@ to 3, rank 0 takes part like this:
                      exchange halves with rank 2: keep chunk 0, give 1          chunk 0: (a + b) + (c + d)
     all-gather       the same exchanges in reverse, with finished chunks        all chunks: (a + b) + (c + d)
 
-Every element is added by itself, so where a buffer is cut does not matter to the bits. A caller may choose the bounds
-of the chunks, and work on its own chunk between `reduce_scatter` and `all_gather`; ZeRO does both.
+Every element is summed by itself, so the bits do not depend on where a buffer is cut. A caller may choose the bounds of
+the chunks, and work on its own chunk between `reduce_scatter` and `all_gather`; ZeRO does both.
 """
 
 from collections.abc import Callable, Sequence
@@ -194,7 +194,7 @@ class DirectExchange:
         )
 
     def _slices(self, bounds: Bounds) -> list[slice]:
-        """The slice of a buffer that each rank adds up."""
+        """Return the slice of a buffer that each rank adds up."""
         chunks = [chunk_of_rank(rank, self.num_ranks) for rank in range(self.num_ranks)]
         return [slice(bounds[chunk], bounds[chunk + 1]) for chunk in chunks]
 

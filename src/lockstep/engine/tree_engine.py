@@ -69,7 +69,7 @@ class TreeEngine:
             models: the models whose parameters and buffers are trained.
             buffer_rules: by a pattern of buffer names, how the lanes' values are combined.
             bucket_bytes: about how many bytes of gradients are sent together.
-            control_flags: what ranks ask of all ranks; sent with every step.
+            control_flags: what ranks request of all ranks; sent with every step.
             sharding: leaves each rank the gradients of its own shards only.
         """
         for model in models:
@@ -208,10 +208,10 @@ class TreePass:
     def finish(self) -> None:
         holders = self._engine.holders(self._parameters)
         for number, tree in enumerate(self._all_trees()):
-            others = [holder.grad for holder in holders] if number else None
+            earlier_terms = [holder.grad for holder in holders] if number else None
             tree.finish(self._scale(number))
-            if others is not None:
-                gradients = add_gradients(others, [holder.grad for holder in holders])
+            if earlier_terms is not None:
+                gradients = add_gradients(earlier_terms, [holder.grad for holder in holders])
                 for holder, gradient in zip(holders, gradients, strict=True):
                     holder.grad = gradient
         if self._buffers_job is not None:
@@ -240,10 +240,10 @@ class TreePass:
         )
 
     def _send_table(self) -> None:
-        """Share this rank's sums and counts, before the first gradients: all ranks' counts scale those."""
+        """Send this rank's sums and counts ahead of the first gradients, which all ranks' counts scale."""
         comm = self._engine.comm
         if comm is not None and self._table_job is None:
-            rows = self._table.local(self._engine.control_flags.pass_on())
+            rows = self._table.local(self._engine.control_flags.take_own())
             self._table_job = comm.submit(self._sum_table, rows, comm.group)
 
     def _all_trees(self) -> list[GradientTree]:

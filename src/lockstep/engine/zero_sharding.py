@@ -2,7 +2,7 @@
 
 [Note: zero] Each bucket of gradients is cut into one chunk for each rank. A rank gets the sum of its own chunk alone,
 lets the optimizer step there, and the new parameters are gathered from all ranks. An optimizer that computes every
-element by itself comes to the same bits as on whole parameters, provided that its kernels treat every element alike.
+element by itself gets the same bits as on whole parameters, provided that its kernels treat every element alike.
 They process a tensor in blocks, from its first element on, and may treat the remainder differently. So a parameter is
 only cut at multiples of a large block.
 """
@@ -152,33 +152,33 @@ class ShardedGradientTree(DistributedGradientTree):
     def gather_parameters(self, updated: set[Parameter]) -> None:
         """After an update, make every rank's parameters whole again. Removes what it gathers from `updated`."""
         jobs = []
-        for number, (sharded, shards) in enumerate(zip(self._sharded, self._shards, strict=True)):
+        for index, (sharded, shards) in enumerate(zip(self._sharded, self._shards, strict=True)):
             if not updated.issuperset(sharded.parameters):
                 continue
             updated.difference_update(sharded.parameters)
             if not self._keep_gradients:
                 for shard in shards:  # a view of what is about to be filled with parameters
                     shard.grad = None
-            flat = self._buffers[number][0]
+            flat = self._buffers[index][0]
             targets = [flat[at : at + shard.numel()] for shard, at in zip(shards, sharded.offsets, strict=True)]
             copy_all_(targets, [shard.detach() for shard in shards])
-            jobs.append((sharded, self._comm.submit(self._all_gather, number)))
+            jobs.append((sharded, self._comm.submit(self._all_gather, index)))
         for sharded, job in jobs:
             copy_all_([each.detach() for each in sharded.parameters], sharded.bucket.views(job.result()))
 
-    def _submit(self, number: int, buffers: Sequence[Tensor]) -> CommJob:
-        return self._comm.submit(self._reduce_scatter, number, buffers)
+    def _submit(self, index: int, buffers: Sequence[Tensor]) -> CommJob:
+        return self._comm.submit(self._reduce_scatter, index, buffers)
 
-    def _reduce_scatter(self, number: int, buffers: Sequence[Tensor]) -> Tensor:
+    def _reduce_scatter(self, index: int, buffers: Sequence[Tensor]) -> Tensor:
         assert self._scale is not None
-        sharded = self._sharded[number]
+        sharded = self._sharded[index]
         num_gradients = sharded.bucket.num_gradients
         self._all_reduce.reduce_scatter([buffer[:num_gradients] for buffer in buffers], sharded.bounds)
         scale_gradients([buffers[0][own_slice(self._all_reduce, sharded.bounds)]], self._scale())
         return buffers[0]
 
-    def _all_gather(self, number: int) -> Tensor:
-        flat, sharded = self._buffers[number][0], self._sharded[number]
+    def _all_gather(self, index: int) -> Tensor:
+        flat, sharded = self._buffers[index][0], self._sharded[index]
         self._all_reduce.all_gather(flat[: sharded.bucket.num_gradients], sharded.bounds)
         return flat
 

@@ -77,7 +77,7 @@ def test_a_loss_is_a_sum_and_a_count_or_up_to_eight_terms() -> None:
 
 def test_what_any_rank_asks_for_is_taken_once() -> None:
     flags = ControlFlags()
-    flags.ask(STOP)
-    assert (flags.pass_on(), flags.pass_on()) == (STOP, 0)
+    flags.request(STOP)
+    assert (flags.take_own(), flags.take_own()) == (STOP, 0)
     flags.receive(torch.tensor([STOP, 0.0, SNAPSHOT, 0.0]))
-    assert (flags.take(), flags.take()) == (STOP | SNAPSHOT, 0)
+    assert (flags.take_received(), flags.take_received()) == (STOP | SNAPSHOT, 0)

@@ -53,11 +53,11 @@ def test_error_feedback_does_not_work_with_a_loss_scaler() -> None:
         ({"kind": ["fp16"]}, "compression=['fp16']: expected one of"),
         (
             {"kind": "bf16", "rank": 4},
-            "compression: rank is powersgd's, and kind=bf16: set kind=powersgd, or omit rank",
+            "compression: rank is for powersgd only, but kind=bf16: set kind=powersgd, or omit rank",
         ),
-        ({"rank": 2}, "compression: rank is powersgd's, and kind=none"),
-        ({"kind": "fp16", "start_after": 5}, "compression: start_after is powersgd's, and kind=fp16"),
-        ({"kind": "fp16", "warm_start": False}, "compression: warm_start is powersgd's, and kind=fp16"),
+        ({"rank": 2}, "compression: rank is for powersgd only, but kind=none"),
+        ({"kind": "fp16", "start_after": 5}, "compression: start_after is for powersgd only, but kind=fp16"),
+        ({"kind": "fp16", "warm_start": False}, "compression: warm_start is for powersgd only, but kind=fp16"),
         ({"kind": "powersgd", "start_after": "soon"}, "compression: start_after: expected a duration"),
     ],
 )

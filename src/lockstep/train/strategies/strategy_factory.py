@@ -49,8 +49,8 @@ def choose_strategy(
     kind = _STRATEGIES[name]
     if not kind.is_exact and options.determinism == "lockstep":
         raise UserError(
-            f"parallel={options.parallel} adds up in an order that depends on the number of processes, and so do the "
-            f"bits: set determinism=fast, or use one of {', '.join(n for n, k in _STRATEGIES.items() if k.is_exact)}"
+            f"parallel={options.parallel} sums gradients in an order that depends on the number of processes: set "
+            f"determinism=fast, or use one of {', '.join(n for n, k in _STRATEGIES.items() if k.is_exact)}"
         )
     _check_compression(options, kind)
     return StrategyChoice(kind(world, options, keep_gradients=keep_gradients), reason)

@@ -59,11 +59,11 @@ class Variant:
         self.processor_s = 0.0
 
     def train(self, steps: int) -> float:
-        checkpoints = self.run._checkpointer._storage
-        assert checkpoints is not None
+        storage = self.run._checkpointer._storage
+        assert storage is not None
         barrier()
         began, began_cpu = time.perf_counter(), time.process_time()
-        checkpoints._snapshots._cadence._began_at += began - self._stopped_at
+        storage.snapshots._cadence._began_at += began - self._stopped_at
         for _ in range(steps):
             self.step()
         barrier()

@@ -278,7 +278,7 @@ def test_other_settings_in_a_script_are_refused(now: dict[str, Any], told: str, 
 def test_another_optimizer_begins_anew_if_it_is_forced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     Script(tmp_path / "run", momentum=0.9).train(4, stop_after=2)
     Script(tmp_path / "run", optimizer=torch.optim.Adam, resume="force").train(4)
-    assert "optimizer was a SGD: its state is of no use to a Adam" in caplog.text
+    assert "optimizer was a SGD: its saved state does not fit a Adam" in caplog.text
 
 
 class Counting(torch.optim.SGD):

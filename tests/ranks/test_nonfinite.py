@@ -112,7 +112,7 @@ def test_a_gradient_that_is_not_finite_is_named_too_although_every_loss_is(num_r
     for seen, text in ranks(num_ranks).run(train, "gradient", parallel=parallel):
         assert [entry[0] for entry in seen] == [1]
         rank = LANE * num_ranks // 4
-        assert f"step {STEP}: the gradient is not finite in lane {LANE} (rank {rank}), there of gate" in text
+        assert f"step {STEP}: the gradient is not finite in lane {LANE} (rank {rank}), for gate" in text
         assert text.count("gate") == 2
         assert "body" not in text
 

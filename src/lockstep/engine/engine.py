@@ -186,7 +186,7 @@ def require_no_gradients(parameters: Sequence[Parameter]) -> None:
     """Raise if user code has left gradients: during a pass only `step.backward` may."""
     for parameter in parameters:
         if parameter.grad is not None:
-            raise UserError("a lane's loss was given to .backward(): call step.backward(loss_sum, count) instead")
+            raise UserError("a lane called loss.backward(): call step.backward(loss_sum, count) instead")
 
 
 def run_backward(

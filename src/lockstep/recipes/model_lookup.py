@@ -7,14 +7,14 @@ from torch import nn
 
 from lockstep.errors import UserError
 from lockstep.train import model_registry
-from lockstep.train.model_registry import MakesModel
+from lockstep.train.model_registry import ModelFactory
 from lockstep.train.recipe import made_for
 
 if TYPE_CHECKING:
     from lockstep.config.job_schema import JobConfig
 
 
-def get_model(name: str) -> MakesModel:
+def get_model(name: str) -> ModelFactory:
     """Return a function from a config to a new model: a registered one, or that of a built-in recipe.
 
     A model registered with `register_model` takes precedence over a recipe of the same name.

@@ -30,7 +30,7 @@ from lockstep.world.keyed_random import RngStates
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _LARGE = 0.5  # of the parameters of the class with the most
 _MAX_NAMES = 12  # in a message
-_ORIGINAL = "_forward_that_keeps_activations"  # where a module keeps its own forward meanwhile
+_ORIGINAL = "_forward_that_keeps_activations"  # the attribute that holds a module's own forward meanwhile
 
 
 class CheckpointedModules(NamedTuple):
@@ -67,7 +67,7 @@ def checkpoint_activations(model: nn.Module, *, every: int = 1, classes: Sequenc
 
 
 def checkpoint_matching(model: nn.Module, *, every: int = 1, classes: Sequence[str] = ()) -> CheckpointedModules | None:
-    """Do the same for one of several models, which need not have all classes. Returns None if it has none of them."""
+    """Checkpoint one of several models, which need not have all classes. Returns None if it has none of them."""
     found = _of_classes(model, classes) if classes else _repeated_blocks(model)
     if not found:
         return None
@@ -92,7 +92,7 @@ def no_repeated_block(models: Iterable[nn.Module]) -> UserError:
     """Return the error for models in which no block is repeated."""
     return UserError(
         "activation checkpointing: no block is repeated in this model: choose the modules to recompute with "
-        f"classes=[…] of {_listed(_classes_in(models))}"
+        f"classes=[…], any of {_listed(_classes_in(models))}"
     )
 
 
@@ -158,9 +158,10 @@ def _recompute(module: nn.Module) -> None:
 
 
 def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Run in the place of a module's own forward: recompute its activations in the backward pass.
+    """Replace a module's own forward: recompute its activations in the backward pass.
 
-    Named like it, because a pickled method is looked up by name: a model loaded from a file keeps its activations.
+    It has the name of the method that it replaces, because pickle looks methods up by name: a model loaded from a file
+    then has its own forward again.
     """
     original = self.__dict__[_ORIGINAL] or partial(type(self).forward, self)
     if not (self.training and torch.is_grad_enabled()):
@@ -177,7 +178,7 @@ def _contexts(module: nn.Module) -> tuple[AbstractContextManager[None], Abstract
 
 
 class _StateAtForward:
-    """Restores, while it is entered, the streams and buffers of when it was made. [Note: recomputation]"""
+    """Restores, while it is entered, random streams and buffers as they were when it was made. [Note: recomputation]"""
 
     def __init__(self, module: nn.Module) -> None:
         self._streams = RngStates.now(_gpus(module))

@@ -11,7 +11,7 @@ from lockstep.checkpoint.available_memory import available_memory_bytes
 from lockstep.errors import UserError
 from lockstep.world.process_memory import is_out_of_memory, limit_memory, memory_share
 
-_FINE_ENOUGH = 1 / 16  # of a size: that near to one that does not fit
+_FINE_ENOUGH = 1 / 16  # of the largest size that fits: the distance to one that does not
 _AS_FAST = 1.05  # times the best
 
 
@@ -22,15 +22,15 @@ class BatchAttempt(NamedTuple):
     fits: bool
     peak_bytes: int | None = None
     sample_s: float | None = None
-    why: str = ""  # it does not fit
-    most: int | None = None  # that can be tried at all, where that is known
+    why: str = ""  # why it does not fit
+    most: int | None = None  # the largest size that can be tried, if known
 
 
 class BatchSizeSearch(NamedTuple):
     """The result of a search: every size tried, the largest that fits and the fastest."""
 
     attempts: list[BatchAttempt]
-    ended: str  # by what, if not because the answer was found: "time", "tries", "most"
+    ended: str  # what ended the search before it found the answer: "time", "tries" or "most"; otherwise empty
 
     @property
     def largest(self) -> int | None:
@@ -81,7 +81,7 @@ def search_sizes(
 
 
 def _next_size(found: BatchSizeSearch, most: int | None) -> int | None:
-    """The next size to try; None: the answer is known."""
+    """Return the next size to try; None if the answer is known."""
     fits, too_large = found.largest or 0, found.too_large
     if too_large is None:
         return 2 * fits if most is None else min(2 * fits, most) if fits < most else None

@@ -22,7 +22,7 @@ class BatchTrial(NamedTuple):
 
     peak_bytes: int | None  # on a CPU, above what the process had before
     sample_s: float
-    num_samples: int | None  # of the training set, where that is known
+    num_samples: int | None  # in the training set, if known
 
 
 def try_lane(recipe: Recipe | type[Any], config: Config, world: World, lane_batch: int, lanes: int) -> BatchTrial:

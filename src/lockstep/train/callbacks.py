@@ -1,6 +1,6 @@
-"""Callbacks: what else a trainer does at its few named points; and the two that nearly everybody needs.
+"""Callbacks: what else a `Trainer` does at its few named points. `EarlyStopping` and `SaveBest` are built in.
 
-All ranks call them with the same values, so decisions made from those agree without asking.
+All ranks call them with the same values, so they come to the same decisions without exchanging anything.
 """
 
 import math
@@ -17,22 +17,22 @@ Mode = Literal["min", "max"]
 
 
 class Callback:
-    """Something to do at the named points of a `Trainer`. Override the methods you need."""
+    """Base class: what a `Trainer` calls at its named points. Override the methods you need."""
 
     def on_start(self, trainer: "Trainer") -> None:
-        """Before the first step."""
+        """Called before the first step."""
 
     def on_step(self, trainer: "Trainer", step: "Step") -> None:
-        """After each update that was made."""
+        """Called after each update that was made."""
 
     def on_evaluate(self, trainer: "Trainer", metrics: Mapping[str, Any]) -> None:
-        """After each evaluation; `trainer.stop(reason)` ends the training here."""
+        """Called after each evaluation. Call `trainer.stop(reason)` to end the training here."""
 
     def on_end(self, trainer: "Trainer") -> None:
-        """After the last evaluation."""
+        """Called after the last evaluation."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The callback's own state, for checkpoints."""
+        """Return the callback's own state, for checkpoints."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -52,7 +52,7 @@ class Best:
         self._min_delta = min_delta
 
     def improves(self, step: int, metrics: Mapping[str, Any]) -> bool:
-        """Is this evaluation the best so far? If so, remember it."""
+        """Return whether this evaluation is the best so far; if so, remember it."""
         value = metrics.get(self.metric)
         if not isinstance(value, int | float):
             numbers = [name for name, other in metrics.items() if isinstance(other, int | float)]
@@ -78,7 +78,7 @@ class EarlyStopping(Callback):
     Args:
         metric: the metric's name.
         mode: "min" or "max": which direction is better.
-        patience: how many evaluations in a row may bring no improvement.
+        patience: after how many evaluations in a row without an improvement training stops.
         min_delta: the smallest change that counts as an improvement.
     """
 

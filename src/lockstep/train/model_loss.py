@@ -12,8 +12,8 @@ from lockstep.errors import UserError
 def own_loss(model: Any, batch: Any) -> Term:
     """Call the model with the batch (a mapping as keywords, a tuple or list as arguments); turn its mean into a sum.
 
-    The output is the loss itself, or has it as `.loss` or `["loss"]`. It counts for the batch's samples, or for as many
-    as the output's `.count` or `["count"]` says: a mean over tokens needs that.
+    The output is the loss itself, or has it as `.loss` or `["loss"]`. The loss is taken as a mean over the batch's
+    samples or, if the output has a `.count` or `["count"]`, over that many elements: a mean over tokens needs that.
     """
     if isinstance(batch, Mapping):
         output = model(**batch)
@@ -42,7 +42,7 @@ def _part(output: Any, name: str) -> Any:
 
 
 def batch_length(batch: Any) -> int:
-    """The length of the first tensor in it."""
+    """Return the length of the first tensor in a batch."""
     parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else [batch]
     for part in parts:
         if isinstance(part, Tensor) and part.dim():

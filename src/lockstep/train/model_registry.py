@@ -8,21 +8,21 @@ from torch import nn
 
 from lockstep.errors import UserError
 
-MakesModel = Callable[..., nn.Module]
-Made = TypeVar("Made", bound=MakesModel)
+ModelFactory = Callable[..., nn.Module]
+Factory = TypeVar("Factory", bound=ModelFactory)
 
-_models: dict[str, MakesModel] = {}
+_models: dict[str, ModelFactory] = {}
 
 
-def register_model(name: str) -> Callable[[Made], Made]:
+def register_model(name: str) -> Callable[[Factory], Factory]:
     """Register a module class, or a function that makes a module, under a name: use it as a decorator.
 
     A name can be registered once. The same definition may be registered again, as a notebook's cell does.
     """
 
-    def register(model: Made) -> Made:
+    def register(model: Factory) -> Factory:
         if name in _models and _described(_models[name]) != _described(model):
-            raise UserError(f"the name {name} is taken by {_described(_models[name])}: register under another")
+            raise UserError(f"the name {name} is taken by {_described(_models[name])}: register this one under another")
         _models[name] = model
         return model
 
@@ -33,8 +33,8 @@ def is_registered(name: str) -> bool:
     return name in _models
 
 
-def registered_model(name: str, *, also: Iterable[str] = ()) -> MakesModel:
-    """What was registered under this name; call it, usually with a config. `also`: names known elsewhere."""
+def registered_model(name: str, *, also: Iterable[str] = ()) -> ModelFactory:
+    """Return what was registered under this name; call it, usually with a config. `also`: names known elsewhere."""
     if name not in _models:
         known = sorted({*_models, *also})
         nearest = difflib.get_close_matches(name, known, n=1)

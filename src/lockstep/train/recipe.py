@@ -21,33 +21,37 @@ from lockstep.metrics.aggregator import MetricValue
 
 
 class Splits(NamedTuple):
+    """The data sets of a recipe."""
+
     train: Dataset[Any]
     test: Dataset[Any]
     collate: Collate | None = None  # how samples become a batch; torch's default
 
 
 class Recipe(Protocol):
-    """Subclassing is optional: any object with these will train."""
+    """What a recipe must have. Subclassing is optional: any object with these members will do."""
 
     config_class: ClassVar[type[Config]]
 
     def model(self, config: Any) -> nn.Module:
-        """A new model; randomness is seeded before this is called."""
+        """Return a new model; randomness is seeded before this is called."""
         ...
 
-    def data(self, config: Any) -> Splits: ...
+    def data(self, config: Any) -> Splits:
+        """Return the training set and the test set."""
+        ...
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
-        """The *sum* of the batch's losses, and how many there were."""
+        """Return the *sum* of the batch's losses, and how many there were."""
         ...
 
     def metrics(self, model: nn.Module, batch: Any) -> Mapping[str, MetricValue]:
-        """Each metric's part of the batch: a sum and a count, or one of `lockstep.metrics`. The first sums a run up."""
+        """Return each metric over the batch: a sum and a count, or one of `lockstep.metrics`. The main one is first."""
         ...
 
 
 def made_for(config: Config, recipe: Recipe | type[Any]) -> Recipe:
-    """The recipe of one run."""
+    """Return the recipe for one run: a class is instantiated."""
     if isinstance(recipe, type):
         made: Recipe = recipe(config)
         return made

@@ -27,17 +27,17 @@ class Round:
 
     def __init__(self, number: int, is_asked_to_stop: Callable[[], bool], stop: Callable[[], NoReturn]) -> None:
         self.number = number  # from 1
-        self.is_last = False  # set it to end the rounds before all of them were made
+        self.is_last = False  # set it to True to end the rounds early
         self._is_asked_to_stop = is_asked_to_stop
         self._stop = stop
 
     @property
     def is_asked_to_stop(self) -> bool:
-        """Has this rank received a stop signal? Other ranks may not have."""
+        """Whether this rank has received a stop signal. Other ranks may not have."""
         return self._is_asked_to_stop()
 
     def stop(self) -> NoReturn:
-        """End the attempt inside the round, which is then repeated: nothing registered may have changed in it.
+        """End the attempt inside the round, which is then repeated, so it must not have changed registered state yet.
 
         All ranks must call it.
         """
@@ -45,7 +45,7 @@ class Round:
 
 
 class _NoLoader:
-    """In place of a loader: rounds read no batches."""
+    """Stands in for a loader: rounds read no batches."""
 
     def load_state_dict(self, _state: Any) -> None:
         pass
@@ -71,9 +71,9 @@ class RoundLoop:
         settings: Mapping[str, Any],
         is_over: Callable[[], bool] | None,
     ) -> Iterator[Round]:
-        """Yield what is left of `count` rounds."""
+        """Yield the remaining rounds of `count`."""
         if self._state.models:
-            raise UserError("run.rounds(…) needs a run without models: train those in a run without a folder")
+            raise UserError("run.rounds(…) needs a run without models: train them in another run, without a folder")
         progress = self._start(count, policy, settings, is_over)
         with self._stopping_after_the_round(), heartbeat.counting_rounds():
             while not progress.is_at_end(None):
@@ -113,7 +113,7 @@ class RoundLoop:
         resumed_from = checkpointer.restore(_NoLoader(), conditions, is_exact=is_exact)
         progress = checkpointer.progress
         if earlier is not None and earlier.is_done and progress.step < count:
-            # Even if more rounds are asked for now: asked for as many from the start, it would have ended there too.
+            # A run that ended early stays done even if more rounds are asked for now: it would have ended early anyway.
             was_cut_short = earlier.last_step is not None and earlier.step < earlier.last_step
             progress.is_done = was_cut_short if is_over is None else is_over()
         heartbeat.complete_round(progress.step)

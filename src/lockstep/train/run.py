@@ -1,4 +1,4 @@
-"""`Run`: what a training loop needs around it, while the loop stays yours."""
+"""`Run`: saving, resuming, evaluation and logging for a training loop that you write yourself."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -83,7 +83,7 @@ class Run:
         world: this process's place in the job, as `lockstep.launch` hands it to `main`. None: set up here.
         resume: what to do if continuing would change the result. "auto" refuses; "accept-drift" accepts another
             machine or library version; "force" also accepts other settings.
-        trace: write the digests of every step, so that `lockstep.first_difference` can tell where two runs part.
+        trace: write the digests of every step, so that `lockstep.first_difference` can tell where two runs diverge.
         log_every: steps between two lines of timing, and between two step events of a `Trainer`.
         sinks: where events go besides the folder (see `lockstep.loggers`); default: lines on standard output.
         seed: starts every random stream, including the one that weights are drawn from.
@@ -172,6 +172,7 @@ class Run:
 
     @property
     def seed(self) -> int:
+        """What every random stream starts from."""
         return self.options.seed
 
     @property
@@ -227,7 +228,9 @@ class Run:
         made = optimizer if isinstance(optimizer, Optimizer) else optimizer(self._state.parameters_of(models))
         self._state.strategy.adopt(made)
         if isinstance(made, torch.optim.LBFGS):
-            raise UserError("LBFGS evaluates the loss several times in a step, which a step of lanes does not offer")
+            raise UserError(
+                "LBFGS evaluates the loss several times in a step, which steps do not support: use another optimizer"
+            )
         self._state.add_optimizer(made)
         if schedule is not None:
             self._state.schedules[made] = schedule
@@ -250,7 +253,7 @@ class Run:
         return average
 
     def has_ema(self, average: ExponentialMovingAverage) -> bool:
-        """Was it made by this run's `ema`?"""
+        """Return whether an average was made by this run's `ema`."""
         return self._state.has_average(average)
 
     def register_state(self, name: str, thing: Resumable, *, in_digest: bool = False) -> None:
@@ -296,13 +299,13 @@ class Run:
         worker_init: WorkerInit | None = None,
         uneven: Uneven | None = None,
     ) -> Loader:
-        """Global batches of a data set, cut into lanes.
+        """Return a loader of global batches, cut into lanes.
 
         Args:
             dataset: a map-style or iterable data set, or a torch DataLoader. A DataLoader is rebuilt from its data
                 set, collate function and workers; one with a sampler of its own is used as it is, in fast mode.
             global_batch: samples of one step, over all ranks. Of a DataLoader, its batch size is the default.
-            lanes: into how many parts a global batch is cut, a power of two. At most this many ranks can share it.
+            lanes: how many parts a global batch is cut into, a power of two. At most this many ranks can share it.
             tail: what to do with the samples left over at an epoch's end: "drop" them (default), "short" for a
                 smaller last batch, "pad" for full batches with weights.
             shuffle: read samples in a new random order in each epoch (default), or in the data set's own.
@@ -310,7 +313,7 @@ class Run:
             workers: processes that read samples; 0 (default): this process reads them.
             prefetch: global batches that workers read ahead; 2 by default.
             collate: how samples become a batch; torch's default collate function by default.
-            worker_init: called in each worker first, with the worker's number.
+            worker_init: called first in each worker, with the worker's number.
             uneven: for a DataLoader with a sampler of its own: "cut" ends an epoch with the rank that has the fewest
                 batches, "join" with the rank that has the most.
         """
@@ -351,7 +354,7 @@ class Run:
             save_every: save in between as well, not only at the end: `100` steps, or `"1 epoch"`.
             keep: how many of the newest checkpoints stay.
             keep_every: keep the checkpoints of every `keep_every`-th step as well.
-            checkpoints: the three above in one value, in their place.
+            checkpoints: the three above in one value, instead of them.
             finish: call `run.finish()` after the last step. With False, do so yourself.
         """
         policy = CheckpointPolicy(save_every, keep, keep_every)
@@ -363,7 +366,7 @@ class Run:
         return self._loop.steps(loader, epochs, steps, policy, self.finish if finish else None)
 
     def end_steps(self) -> None:
-        """End `run.steps(…)` after the present step, as if no more had been asked for; on all ranks alike."""
+        """End `run.steps(…)` after the current step, as if it had been asked for no more. All ranks must call it."""
         self._loop.end_steps()
 
     def rounds(
@@ -384,9 +387,10 @@ class Run:
             count: how many rounds.
             save_every: rounds between two checkpoints.
             checkpoints: which checkpoints stay.
-            settings: plain values that the rounds depend on, which no attempt may change. A config's take their place.
-            is_over: called on all ranks when an earlier attempt has finished: is this one finished too? By default it
-                is if a round was marked as the last before `count`.
+            settings: plain values that the rounds depend on, which no attempt may change. In a run with a config, the
+                config is used instead.
+            is_over: called on all ranks if an earlier attempt finished after fewer rounds; it returns whether the run
+                is still finished. By default it is, if that attempt ended early by `Round.is_last`.
         """
         require_count("save_every", save_every)
         policy = checkpoints or CheckpointPolicy()
@@ -394,7 +398,7 @@ class Run:
 
     @property
     def stop_after(self) -> int | None:
-        """Stop after this many updates: the run is saved, and `Stopped` is raised. None: go on to the end."""
+        """Stop after this many updates: the run is saved, and `Stopped` is raised. None: run to the end."""
         return self._loop.stop_after
 
     @stop_after.setter
@@ -417,7 +421,7 @@ class Run:
 
     @property
     def loss_scale(self) -> float | None:
-        """With fp16, the factor that losses are multiplied by at present."""
+        """With fp16, the current factor that losses are multiplied by."""
         return None if self._state.scaler is None else self._state.scaler.scale
 
     @property
@@ -429,7 +433,7 @@ class Run:
     # -- evaluation and logging
 
     def evaluate(self, model: Any, dataset: Any, metrics: Metrics, *, batch: int = 256) -> dict[str, Any]:
-        """Each metric over every sample of a data set, counted exactly once, on any number of ranks.
+        """Compute each metric over every sample of a data set, counted exactly once, on any number of ranks.
 
         Args:
             model: what `metrics` is called with; it is in evaluation mode meanwhile.
@@ -441,7 +445,9 @@ class Run:
         """
         loader = dataset if isinstance(dataset, EvaluationLoader) else EvaluationLoader(dataset, batch, self.world)
         loader = self._state.strategy.share_evaluation(loader)
-        precision = MixedPrecision(self.options.precision, self.world.device)  # a lane's own may be entered already
+        precision = MixedPrecision(
+            self.options.precision, self.world.device
+        )  # not the lanes': theirs may be active now
         with heartbeat.during(Phase.EVALUATING), self._loop.timer.aside("evaluating"):
             results = evaluate(model, loader, metrics, self.world, seed=self.seed, precision=precision)
         self._state.strategy.settle()
@@ -471,20 +477,20 @@ class Run:
     # -- state and end
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a run without a folder needs to continue, for a checkpoint of your own."""
+        """Return all that a run without a folder needs to continue, for your own checkpoints."""
         return {"parts": self._state.values(), "step": self.step, "batches": self.batches}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from there, with the same models, optimizers and averages; between two calls of `steps`."""
+        """Restore what `state_dict` returned, with the same models, optimizers and averages, outside `steps`."""
         self._state.load(state["parts"])
         self._checkpointer.progress = Progress(step=state["step"], batches=state["batches"])
 
     def state(self) -> dict[str, Tensor]:
-        """Every tensor that training changes, by name. All ranks call it together."""
+        """Return every tensor that training changes, by name. All ranks must call it together."""
         return self._state.state()
 
     def digest(self) -> str:
-        """The sha256 of that state, in hex: equal digests mean equal bits. All ranks call it together."""
+        """Return the sha256 of that state, in hex: equal digests mean equal bits. All ranks must call it together."""
         return digest(self._state.tensors())
 
     def finish(self, **metadata: Any) -> str:
@@ -493,7 +499,7 @@ class Run:
         `metadata`: plain values for the last checkpoint's manifest and the end event.
         """
         if self._checkpointer.found_progress is not None:
-            raise UserError("an earlier attempt had come further: its script had more calls of run.steps(…)")
+            raise UserError("an earlier attempt got further, in a later call of run.steps(…): run that script again")
         heartbeat.enter(Phase.FINISHING)
         own = self.digest()
         if len(set(all_gather_object(own))) > 1:
@@ -510,7 +516,7 @@ class Run:
         return own
 
     def close(self, *, abandon: bool = False) -> None:
-        """Release the folder and the other ranks, as `finish` does; `abandon`: without waiting for either."""
+        """Release the folder and the engine, as `finish` does. `abandon`: do not wait for a save or for other ranks."""
         self._loop.close(abandon=abandon)
         self._checkpointer.close(abandon=abandon)
         self.run_log.close()
@@ -520,6 +526,6 @@ class Run:
         self._state.strategy, self._state.why_strategy = choice
 
     def _check_open(self, what: str) -> None:
-        """On every rank, or rank 0 alone would fail."""
+        """Raise if the run has ended. Called on every rank, so that they all fail alike."""
         if self._loop.is_closed:
             raise UserError(f"run.{what}(…) after the run's end: call run.steps(…, finish=False), then run.finish()")

@@ -21,7 +21,7 @@ logger = logging.getLogger("lockstep")
 
 
 class RunLog:
-    """The run folder, as training writes it. Rank 0 alone writes what is shared. Without a folder, no files."""
+    """Writes the run folder during training. Only rank 0 writes shared files. Without a folder, nothing is written."""
 
     def __init__(
         self, folder: Path | None, world: World, sinks: Sequence[Sink], *, trace: Path | None, force: bool = False
@@ -30,7 +30,7 @@ class RunLog:
         self.folder = None if folder is None else RunFolder(folder)
         self.events = EventLog()
         self.rank_log = EventLog()
-        self.settings: RunSettings | None = None  # None: those known when the run starts
+        self.settings: RunSettings | None = None  # None: the script's, known when the run starts
         self.start_info: dict[str, Any] = {}  # what else the run's start event says
         self.trace: DigestTrace | None = None  # on every rank, once it is open
         self.run_id = ""
@@ -72,7 +72,7 @@ class RunLog:
             logger.warning("%s could not be written: %s", self.folder.history, error.strerror or error)
 
     def log_incident(self, step: int, text: str) -> None:
-        """All ranks may call it; rank 0 reports it, through Python's logging if there is no sink."""
+        """Report an incident, on rank 0; all ranks may call it. Without sinks, it goes to Python's logging."""
         self.events.emit("incident", step, text=text)
         if self._world.is_main and not self._sinks:
             logger.warning("%s", text)
@@ -94,7 +94,7 @@ class RunLog:
         self.events.emit("step", step, texts={name: truncate_text(text)})
 
     def events_mark(self) -> FileMark | None:
-        """The present end of the event history; on rank 0."""
+        """Return the current end of the event history; on rank 0."""
         return None if self._events_file is None else self._events_file.mark()
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ class RunLog:
     def _claim_together(
         self, folder: RunFolder, settings: RunSettings, fingerprint: Mapping[str, Any]
     ) -> tuple[str, int]:
-        """Rank 0 claims the folder; all ranks learn the run's id and the attempt's number, or fail alike."""
+        """Claim the folder on rank 0. Returns the run's id and the attempt's number on all ranks, or all fail alike."""
         answer: dict[str, Any] = {}
         if self._world.is_main:
             try:

@@ -68,7 +68,7 @@ class Step:
         self.weight: Tensor | None = None  # of the current lane's samples, where the loader pads
         self.norm: Tensor | None = None  # of the gradients before clipping, where they are clipped
         self.is_updated = False  # an update was made
-        self.was_skipped = False  # the latest was not: something in it was not finite
+        self.was_skipped = False  # the latest update was not made: something in it was not finite
         self._context = context
         self._boundaries = boundaries
         self._passes: list[_PendingPass] = []
@@ -78,7 +78,7 @@ class Step:
 
     @property
     def is_begun(self) -> bool:
-        """Has the script begun to run the step's lanes?"""
+        """Whether the script has begun to run the step's lanes."""
         return self._num_passes > 0
 
     @property
@@ -88,19 +88,19 @@ class Step:
 
     @property
     def is_epoch_end(self) -> bool:
-        """Is this the last step of its epoch?
+        """Whether this is the last step of its epoch.
 
-        A stream has no length, so its next batch is fetched to find out: read it on all ranks alike.
+        A stream has no length, so its next batch is fetched to find out: then all ranks must ask together.
         """
         return self._boundaries.is_epoch_end(self.batch)
 
     @property
     def is_last(self) -> bool:
-        """Is this the last step that `run.steps(…)` was asked for? Known after `update`; as with `is_epoch_end`."""
+        """Whether this is the last step of `run.steps(…)`. Read it after `update`; for streams, see `is_epoch_end`."""
         return self._boundaries.is_last(self.batch, is_updated=self.is_updated)
 
     def every(self, steps: int) -> bool:
-        """Is this step's number a multiple of `steps`?"""
+        """Return whether this step's number is a multiple of `steps`."""
         return self.number % steps == 0
 
     @property
@@ -109,11 +109,11 @@ class Step:
         return self.lanes_of(None)
 
     def lanes_of(self, model: Models | None) -> Iterator[Any]:
-        """The same, for the gradients of one model (or several) alone."""
+        """Yield the same batches, for the gradients of one model (or several) alone."""
         return self._run_lanes(model, None)
 
     def _run_lanes(self, model: Models | None, loss: Loss | None) -> Iterator[Any]:
-        """`loss`: the function that will be called with each lane's data, if it is known."""
+        """Yield this rank's batches. `loss`: the function that is called with each of them, if it is known."""
         number = self._num_passes
         self._num_passes += 1
         parameters = self._context.parameters(model)
@@ -122,13 +122,13 @@ class Step:
                 raise UserError(
                     "a second pass for the same model before step.update(…): the first gradients would be lost"
                 )
-            earlier.finish()  # this pass may need the buffers that it leaves
+            earlier.finish()  # it leaves the buffers that this pass starts from
         scaler = self._context.updater.scaler
         engine = self._context.engine
         lane_pass = engine.start_pass(parameters, divide_late=scaler is not None)
         pending = _PendingPass(engine, lane_pass, parameters, number)
         if scaler is not None:
-            pending.factor, pending.scale = scaler.factor, scaler.number
+            pending.factor, pending.factor_value = scaler.factor, scaler.factor_value
         pending.loss_function, pending.model = loss, model
         if self._context.updater.may_skip:
             pending.buffers = [_SavedBuffer.capture(slot) for slot in self._context.buffers]
@@ -218,11 +218,7 @@ class Step:
         if update.is_made:
             return
         if not update.is_overflow:
-            for each in passes:
-                if self._context.engine.can_replay and each.loss_function is not None and each.model is not None:
-                    each.replay = partial(self._replayed, each.loss_function, each.model, each)
-            with preserve_rng_states(cuda=True):  # each rank may run its lanes again
-                self._context.investigator.report(self.number, passes, self._context.engine.reduced(parameters))
+            self._investigate(passes, parameters)
         for each in reversed(passes):  # a later pass began with the buffers that an earlier one left
             each.restore_buffers()
             for later in self._passes:
@@ -241,8 +237,16 @@ class Step:
             raise UserError("step.loss is known after step.update(…)")
         return self._last_pass.loss()
 
+    def _investigate(self, passes: Sequence["_PendingPass"], parameters: Sequence[Parameter]) -> None:
+        """Report what was not finite in these passes, and raise if the run is to stop."""
+        for each in passes:
+            if self._context.engine.can_replay and each.loss_function is not None and each.model is not None:
+                each.replay = partial(self._replay, each.loss_function, each.model, each)
+        with preserve_rng_states(cuda=True):  # each rank may run its lanes again
+            self._context.investigator.report(self.number, passes, self._context.engine.reduced(parameters))
+
     def _passes_of(self, optimizers: Sequence[Optimizer]) -> list["_PendingPass"]:
-        """The pending passes that have gradients for these optimizers."""
+        """Return the pending passes that have gradients for these optimizers."""
         parameters = {p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
         return [each for each in self._passes if not parameters.isdisjoint(each.parameters)]
 
@@ -253,7 +257,7 @@ class Step:
     def _loss_of(self, loss: Loss, model: Models, data: Any) -> Term | Terms:
         return loss(model, data) if self.weight is None else self._weighted(loss, model, data)
 
-    def _replayed(self, loss: Loss, model: Models, pending: "_PendingPass") -> Iterator[LaneGradients]:
+    def _replay(self, loss: Loss, model: Models, pending: "_PendingPass") -> Iterator[LaneGradients]:
         """Compute each lane's gradients again: they are the same, because a lane's random numbers are keyed."""
         for lane, data, _, weight in self.batch.lanes:
             if data is not None:
@@ -299,8 +303,8 @@ class _PendingPass:
     lane_pass: GradientPass
     parameters: list[Parameter]
     number: int  # of the passes in this step
-    factor: Tensor | None = None  # the fp16 loss scale then; by the update it may have changed
-    scale: float = 1.0  # as a number
+    factor: Tensor | None = None  # what fp16 losses were multiplied by; by the update, the scaler's may have changed
+    factor_value: float = 1.0  # as a Python number
     loss_function: Loss | None = None  # called with each lane's data, if known
     model: Models | None = None  # which it was called with
     replay: Replay | None = None  # made when needed: it refers back to this object, and reference cycles are freed late
@@ -322,26 +326,26 @@ class _PendingPass:
             scale_gradients(self.engine.reduced(self.parameters).gradients, 1.0 / self.factor)
 
     def inherit_buffers(self, buffers: list[_SavedBuffer]) -> None:
-        """An earlier pass was undone: undoing this one must restore the buffers from before that one."""
+        """Take over the saved buffers of an earlier pass that was undone: undoing this one must restore those."""
         before = {saved.slot: saved for saved in buffers}
         self.buffers = [before.get(saved.slot, saved) for saved in self.buffers]
 
     def loss(self) -> Tensor:
-        return self.lane_pass.loss() / self.scale
+        return self.lane_pass.loss() / self.factor_value
 
     def restore_buffers(self) -> None:
-        """Non-finite values may have reached them too."""
+        """Undo what the pass did to the buffers: non-finite values may have reached them, too."""
         for saved in self.buffers:
             saved.restore()
 
 
 def _lane_index(batch: int, number: int, lane: int = 0) -> int:
-    """One number for a lane of a pass over a batch: up to 2⁸ passes and 2²⁰ lanes."""
+    """Return one number for a lane of a pass over a batch: up to 2⁸ passes and 2²⁰ lanes."""
     return batch << 28 | number << 20 | lane
 
 
 def _require_gradients(optimizers: Sequence[Optimizer], parameters: Sequence[Parameter]) -> None:
-    """An optimizer without gradients in this step would use those of an earlier one."""
+    """Raise if an optimizer has no gradients in this step: it would use those of an earlier one."""
     for optimizer in optimizers:
         first = next((p for group in optimizer.param_groups for p in group["params"]), None)
         if parameters and first is parameters[0]:

@@ -20,7 +20,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "precision": ("fp32", "bf16", "fp16"),
     "on_nonfinite": ("stop", "skip", "ignore"),
 }
-_CHANGE_NO_BIT = (
+_NOT_NUMERICS = (
     "activation_checkpointing",
     "bucket_mb",
     "find_unused_parameters",
@@ -77,8 +77,8 @@ class StepOptions:
         return [each.name for each in fields(cls)]
 
     def numerics(self) -> dict[str, Any]:
-        """The options that change the result's bits."""
-        chosen = {name: getattr(self, name) for name in self.names() if name not in _CHANGE_NO_BIT}
+        """Return the options that change the result's bits."""
+        chosen = {name: getattr(self, name) for name in self.names() if name not in _NOT_NUMERICS}
         compression = chosen.pop("compression").plain()
         if compression != "none":  # older runs do not have it
             chosen["compression"] = compression
@@ -87,9 +87,7 @@ class StepOptions:
 
 def _check_recomputation(given: Any) -> None:
     if not isinstance(given, Mapping) or not given.keys() <= {"every", "classes"}:
-        raise UserError(
-            f"activation_checkpointing={given!r}: expected every and classes in a dictionary, either or neither"
-        )
+        raise UserError(f"activation_checkpointing={given!r}: expected a dictionary with any of every, classes")
     check_checkpointing_options(**given)
 
 

@@ -1,6 +1,6 @@
 """Measures where a rank's time goes: the phases of some steps, and evaluation and saving between steps.
 
-[Note: timed steps] A GPU runs asynchronously, so the host's clock does not tell how long its work takes. A timed step
+[Note: timed steps] A GPU runs asynchronously, so the host's clock does not show how long its work takes. A timed step
 therefore waits for the GPU wherever one phase ends and the next begins. At most one step in ten is timed.
 """
 
@@ -18,7 +18,6 @@ PHASES: tuple[Phase, ...] = ("data", "compute", "exchange", "update", "rest")
 
 Aside = Literal["saving", "evaluating"]
 ASIDES: tuple[Aside, ...] = ("saving", "evaluating")
-
 
 _MIN_STEPS_BETWEEN = 10  # timed steps, on a GPU
 
@@ -39,7 +38,7 @@ class StepTimer:
         self._since: tuple[int, float] | None = None  # the update and the time from which asides are counted
 
     def begin(self, number: int, engine: Engine | None) -> None:
-        """Step `number` begins: it waits for its batch now."""
+        """Begin step `number`, which waits for its batch now."""
         if self._since is None:
             self._since = number - 1, time.perf_counter()
         self._is_on = self._every is not None and number % self._every == 0
@@ -49,7 +48,7 @@ class StepTimer:
             self._lap_began = self._now()
 
     def lap(self, phase: Phase) -> None:
-        """The time since the previous lap belongs to this phase."""
+        """Add the time since the previous lap to this phase."""
         if self._is_on:
             now = self._now()
             self._laps[phase] += now - self._lap_began
@@ -57,7 +56,7 @@ class StepTimer:
 
     @contextmanager
     def aside(self, what: Aside) -> Iterator[None]:
-        """The time inside this context belongs to no phase of a step, even if it is entered within one."""
+        """Keep the time inside this context out of the phases of a step, even if it is entered within one."""
         began = time.perf_counter()
         try:
             yield
@@ -67,7 +66,7 @@ class StepTimer:
             self._lap_began += spent_s
 
     def end(self, number: int, engine: Engine | None) -> dict[str, Any] | None:
-        """The phases of a timed step and the time since the previous timed step; None for any other step."""
+        """Return a timed step's phases, and the time since the previous timed step; None for any other step."""
         if not self._is_on:
             return None
         self.lap("rest")

@@ -35,7 +35,7 @@ _QUICK_TEST_SAMPLES = 256
 
 
 class Batch(NamedTuple):
-    """What one update sees over all processes, and into how many lanes it is cut."""
+    """The samples of one update over all processes, and how many lanes they are cut into."""
 
     size: int
     lanes: int | Literal["auto"]
@@ -63,7 +63,7 @@ def train_recipe(
     """Train a recipe, or resume it from the folder. `sinks` (the terminal, loggers) receive rank 0's events."""
     run = open_run(config, world, folder, sinks, resume=resume, stop_after=stop_after, **step_options(config))
     recipe = made_for(config, recipe)
-    model = recipe.model(config)  # drawn from the seed's stream for weights, which Run has just begun
+    model = recipe.model(config)  # drawn from the random stream for weights, which `Run` has just started
     batch = _batch_of_the_run(config, run.data_world, folder)
     splits = recipe.data(config)
     if config.quick:
@@ -114,7 +114,7 @@ def train_recipe(
 
 
 def evaluate_checkpoint(recipe: Recipe | type[Any], config: Config, world: World, source: Path) -> dict[str, Any]:
-    """The recipe's metrics over its test set, with the weights of a run's newest checkpoint."""
+    """Return the recipe's metrics over its test set, with the weights of a run's newest checkpoint."""
     set_determinism_flags(world.device, tf32=config.tf32, deterministic=config.determinism == "lockstep")
     recipe = made_for(config, recipe)
     seed_rngs(key_of(config.seed, "other weights"))  # any weights but those that are loaded
@@ -153,7 +153,7 @@ def open_run(
 
 
 def step_options(config: Config) -> dict[str, Any]:
-    """The options of `Run` that a config holds."""
+    """Return the options of `Run` that a config holds."""
     options = {name: getattr(config, name) for name in StepOptions.names()}
     options["compression"] = dict(config.compression)
     if config.activation_checkpointing is not None:
@@ -169,7 +169,7 @@ def step_options(config: Config) -> dict[str, Any]:
 
 
 def global_batch(config: Config, world: World) -> Batch:
-    """The global batch and its lanes at a run's first start, in whichever way the config gives them."""
+    """Return the global batch and its lanes at a run's first start, in whichever way the config gives them."""
     if config.batch.global_batch is not None:
         return Batch(config.batch.global_batch, config.lanes)
     assert config.batch.per_device is not None
@@ -184,7 +184,7 @@ def global_batch(config: Config, world: World) -> Batch:
 
 
 def _batch_of_the_run(config: Config, world: World, folder: RunFolder) -> Batch:
-    """As at the run's first start, on any number of processes now."""
+    """Return the batch that the run had at its first start, whatever the number of processes is now."""
     known = broadcast_object(_known_batch(config, folder) if world.is_main else None)
     return global_batch(config, world) if known is None else Batch(*known)
 

@@ -68,7 +68,7 @@ class TrainState:
         self.models[_next_name("model", self.models)] = model
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
-        """Adding it again has no effect."""
+        """Add an optimizer. Adding it again has no effect."""
         if not any(optimizer is known for known in self.optimizers.values()):
             self.optimizers[_next_name("optimizer", self.optimizers)] = optimizer
 
@@ -76,7 +76,7 @@ class TrainState:
         self.averages[_next_name("average", self.averages)] = average
 
     def register(self, name: str, thing: Resumable, *, in_digest: bool, once: bool) -> None:
-        """For `Run.register_state`; `once`: another thing under the same name is an error."""
+        """Register state for `Run.register_state`. `once`: another thing under the same name is an error."""
         part = (STATE if in_digest else KEPT) + name
         try:
             check_part_name(part)
@@ -96,11 +96,11 @@ class TrainState:
         return [float(group["lr"]) for each in self.optimizers.values() for group in each.param_groups]
 
     def forget_parameters(self) -> None:
-        """Models may have changed since their parameters were last listed."""
+        """Forget the lists of parameters: models may have changed since."""
         self._parameters = {}
 
     def parameters_of(self, models: Models | None) -> list[Parameter]:
-        """The trainable parameters of these models, or of all models, each once."""
+        """Return the trainable parameters of these models, or of all models, each once."""
         key = None if models is None else models if isinstance(models, nn.Module) else tuple(models)
         if key not in self._parameters:
             chosen = self.models.values() if models is None else as_list(models)
@@ -114,7 +114,7 @@ class TrainState:
         return [parameter for parameter in self._parameters[key] if parameter.requires_grad]
 
     def parameter_names(self) -> dict[Parameter, str]:
-        """What each parameter is called in messages; with the model's name if there are several."""
+        """Return each parameter's name in messages; with the model's name if there are several models."""
         several = len(self.models) > 1
         return {
             parameter: f"{prefix}.{name}" if several else name
@@ -123,11 +123,11 @@ class TrainState:
         }
 
     def state(self) -> dict[str, Tensor]:
-        """Every tensor that training changes, by name."""
+        """Return every tensor that training changes, by name."""
         return dict(self.tensors())
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """The same, one at a time: sharded tensors are gathered one after another."""
+        """Yield the same, one at a time: sharded tensors are gathered one after another."""
         self.strategy.settle()
         averages = {name: average.state() for name, average in self.averages.items()}
         scaler = {} if self.scaler is None else {"loss_scaler": self.scaler.state()}
@@ -141,7 +141,7 @@ class TrainState:
                 yield from named_tensors(thing.state_dict(), name)
 
     def gradients(self) -> dict[str, Tensor | None]:
-        """Each trainable parameter's gradient, as the optimizers saw it, by the parameter's name in the state."""
+        """Return each trainable parameter's gradient, as the optimizers saw it, by the parameter's name."""
         return {
             f"{prefix}/{name}": self.strategy.whole(parameter, self.strategy.holder(parameter).grad)
             for prefix, model in self.models.items()
@@ -150,7 +150,7 @@ class TrainState:
         }
 
     def values(self) -> dict[str, Any]:
-        """Everything that a checkpoint holds, by part; the tensors are not copies."""
+        """Return everything that a checkpoint holds, by part; the tensors are not copies."""
         self.strategy.settle()
         values: dict[str, Any] = {}
         for name, model in self.models.items():
@@ -168,7 +168,7 @@ class TrainState:
         return values | {name: thing.state_dict() for name, thing in self.registered.items()}
 
     def num_bytes(self) -> int:
-        """The size of all ranks' tensors in those values. Any rank may call it."""
+        """Return the size of all ranks' tensors in those values. Any rank may call it alone."""
         splits = [split_values(value) for value in self.values().values()]
         whole = sum(tensor.nbytes for each in splits for tensor in each.tensors.values())
         return whole + sum(
@@ -176,7 +176,7 @@ class TrainState:
         )
 
     def load(self, values: Mapping[str, Any], *, keep_settings: bool = False) -> None:
-        """Load saved values; `keep_settings`: optimizers keep their present learning rates and other settings."""
+        """Load saved values; `keep_settings`: optimizers keep their current learning rates and other settings."""
         _check_names(self.values().keys() - {COMPRESSION}, values.keys() - {COMPRESSION})
         for name, model in self.models.items():
             _load_model(name, model, values[name], values.get(name + BUFFERS, {}))
@@ -192,7 +192,7 @@ class TrainState:
             thing.load_state_dict(values[name])
 
     def _load_compression(self, value: Mapping[str, Any] | None) -> None:
-        """Compression may be set differently now; if so, that was accepted with resume="force"."""
+        """Load the compressor's state. Compression may be set differently now, if resume="force" has accepted that."""
         names = self._full_names()
         is_wanted = self.strategy.compression_value(names) is not None
         if value is not None and is_wanted:
@@ -206,7 +206,7 @@ class TrainState:
         return {p: f"{prefix}/{name}" for prefix, model in self.models.items() for name, p in model.named_parameters()}
 
     def check_registered(self) -> None:
-        """Fail before the first step, not at the first save, if registered state cannot be saved."""
+        """Raise if registered state cannot be saved: before the first step, not at the first save."""
         for name, thing in self.registered.items():
             try:
                 split_values(thing.state_dict(), name)
@@ -223,7 +223,7 @@ def _next_name(kind: str, named: dict[str, Any]) -> str:
 
 
 def _unsaved_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Buffers that `state_dict` omits; training may change them all the same."""
+    """Return the buffers that `state_dict` omits; training may change them all the same."""
     saved = model.state_dict(keep_vars=True).keys()
     return {name: buffer for name, buffer in model.named_buffers(remove_duplicate=False) if name not in saved}
 

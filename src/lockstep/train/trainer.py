@@ -1,4 +1,4 @@
-"""`Trainer`: the loop of `Run` and `Step` for a model, a loss and metrics.
+"""`Trainer`: a ready-made loop over `Run` and `Step`, for a model, a loss and metrics.
 
 callbacks: on_start
 for each step:        forward and backward over this rank's lanes → update → callbacks: on_step
@@ -82,7 +82,7 @@ class Trainer:
         self.model = self.run.prepare(model)
         self.optimizer = self.run.optimizer(self.model, optimizer, schedule)
         if ema is not None and not self.run.has_ema(ema):
-            raise UserError("this average would never move: make it with run.ema(model), after run.prepare(model)")
+            raise UserError("ema= is not of this run, so no update would change it: make it with run.ema(model)")
         self.ema = ema
         self.history: list[HistoryEntry] = []
         self.metrics: dict[str, Any] = {}  # of the latest evaluation
@@ -112,7 +112,7 @@ class Trainer:
         evaluate_every: Duration | str | int = "1 epoch",
         checkpoints: CheckpointPolicy | None = None,
     ) -> list[HistoryEntry]:
-        """Train for this many (more) epochs or updates, less those that an earlier attempt has made.
+        """Train for this many more epochs or updates, less those that an earlier attempt has made.
 
         Args:
             train_loader: what `run.loader` returned, or a torch DataLoader, whose batch size is the global batch.
@@ -152,12 +152,12 @@ class Trainer:
         return self.history
 
     def evaluate(self, loader: EvaluationLoader | DataLoader[Any]) -> dict[str, Any]:
-        """The metrics over all ranks' samples, each counted once."""
+        """Return the metrics over all ranks' samples, each counted once."""
         with self.evaluated_weights():
             return self.run.evaluate(self.model, loader, self._metrics)
 
     def evaluated_weights(self) -> AbstractContextManager[None]:
-        """Inside, the model has the averaged weights, if there is an `ema`."""
+        """Return a context in which the model has the averaged weights, if there is an `ema`."""
         return nullcontext() if self.ema is None else self.ema.applied()
 
     def enable_gradient_checkpointing(self, *, every: int = 1, classes: Sequence[str] = ()) -> str:
@@ -173,7 +173,7 @@ class Trainer:
         self.run.save(is_best=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds besides the run's own state."""
+        """Return what a checkpoint holds besides the run's own state."""
         return {
             "history": self.history,
             "metrics": self.metrics,

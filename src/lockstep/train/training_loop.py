@@ -1,7 +1,7 @@
-"""The training loop: fetch a batch, hand a step to the script, count it, save if it is time; until the end.
+"""The training loop: fetch a batch, yield a step to the script, count it, save if a save is due; repeat.
 
-`TrainingLoop.steps` is the whole loop, in one `while`. What comes before its first step is in `_start`: claim the run
-folder, resume, build the engine. The script's own code runs where a step is yielded.
+`_start` comes before the first step: it claims the run folder, resumes, and builds the engine. `_run_steps` is the loop
+itself; the script's own code runs where it yields a step.
 """
 
 import logging
@@ -40,12 +40,12 @@ from lockstep.world.world import World
 
 logger = logging.getLogger("lockstep")
 
-_FEW_SAMPLES = 16  # in a lane, for batch norm
+_FEW_SAMPLES = 16  # fewer in a lane are too few for batch norm
 
 
 @dataclass
 class SaveRequest:
-    """A save that was asked for inside a step, to be made after it."""
+    """A save that was requested inside a step, to be made after it."""
 
     is_best: bool = False
     metadata: dict[str, Any] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class TrainingLoop:
     """The loop of one run. Each call of `steps` continues where the previous one, or an earlier attempt, ended."""
 
     def __init__(self, context: RunContext, log_every: int) -> None:
-        self.number = 0  # of the step that is being made, or of the last one
+        self.number = 0  # of the current step, or of the last one
         self.stop_after: int | None = None  # updates
         self.is_closed = False
         self.engine: Engine | None = None
@@ -72,13 +72,13 @@ class TrainingLoop:
         self._checkpointer = context.checkpointer
         self._flags = ControlFlags()
         self._num_calls = 0  # of `steps`
-        self._current: Step | None = None  # the step that the script has now
+        self._current: Step | None = None  # the step that the script is in
         self._save_request: SaveRequest | None = None
         self._is_ending = False  # the script has called `end_steps`
 
     @property
     def step(self) -> int:
-        """Updates completed, with that of the present step if it was made."""
+        """Updates completed, including that of the current step once it is made."""
         return self._checkpointer.progress.step + (self._current is not None and self._current.is_updated)
 
     def steps(
@@ -89,67 +89,70 @@ class TrainingLoop:
         policy: CheckpointPolicy,
         finish: Callable[[], object] | None = None,
     ) -> Iterator[Step]:
-        """Yield what is left of this many epochs or updates, then call `finish`."""
+        """Yield the remaining steps of this many epochs or updates, then call `finish`."""
         if (epochs is None) == (steps is None):
             raise ValueError("give either epochs or steps")
         is_empty = (steps if epochs is None else epochs) == 0
         with self._stopping_after_the_step():
             context = None if is_empty else self._start(loader, epochs, steps, policy)
             if context is not None:
-                progress = self._checkpointer.progress
-                cursor = BatchCursor(loader, progress)
-                self._checkpointer.follow(cursor)
-                boundaries = StepBoundaries(progress, steps_per_epoch(loader), partial(self._peek, cursor))
-                save_every = policy.in_steps(run_length(loader))
-                try:
-                    self._stop_if_reached()
-                    while (batch := self._next_batch(cursor)) is not None:
-                        self.number = progress.step + 1
-                        self._current = step = Step(self.number, batch, context, boundaries)
-                        is_left = True
-                        try:
-                            yield step
-                            is_left = False
-                        finally:
-                            # Also when the script leaves the loop by `break`. A step that it did nothing with is then
-                            # still to come; one that it began counts.
-                            self._count(step, loader, is_consumed=step.is_begun or not is_left)
-                        progress.is_done = self._is_ending or progress.is_at_end(boundaries.batches_per_epoch)
-                        self._record_and_save(step, save_every)
-                        if progress.is_done:
-                            break
-                        self._stop_if_reached()
-                        self._act_on_flags()
-                    progress.is_done = True
-                except BaseException:  # the loop was left in the middle; `finish` or `close` may still be called
-                    self._drop_engine(abandon=True)
-                    raise
-                finally:
-                    cursor.close()
+                yield from self._run_steps(loader, context, policy)
         heartbeat.enter(Phase.SCRIPT)
         if finish is not None and self._checkpointer.found_progress is None:
             finish()
 
+    def _run_steps(self, loader: Loader, context: StepContext, policy: CheckpointPolicy) -> Iterator[Step]:
+        """Fetch batches and yield a step for each, up to the end of this call of `steps`."""
+        progress = self._checkpointer.progress
+        cursor = BatchCursor(loader, progress)
+        self._checkpointer.follow(cursor)
+        boundaries = StepBoundaries(progress, steps_per_epoch(loader), partial(self._peek, cursor))
+        save_every = policy.in_steps(run_length(loader))
+        try:
+            self._stop_if_reached()
+            while (batch := self._next_batch(cursor)) is not None:
+                self.number = progress.step + 1
+                self._current = step = Step(self.number, batch, context, boundaries)
+                left_early = True
+                try:
+                    yield step
+                    left_early = False
+                finally:
+                    # If the script leaves the loop here, the batch counts as consumed only if the step has run lanes.
+                    self._count(step, loader, is_consumed=step.is_begun or not left_early)
+                progress.is_done = self._is_ending or progress.is_at_end(boundaries.batches_per_epoch)
+                self._record_and_save(step, save_every)
+                if progress.is_done:
+                    break
+                self._stop_if_reached()
+                self._act_on_requests()
+            progress.is_done = True
+        except BaseException:  # the loop was left early; `finish` or `close` may still be called
+            self._close_engine(abandon=True)
+            raise
+        finally:
+            cursor.close()
+
     def end_steps(self) -> None:
-        """End this call of `steps` after the present step, as if no more had been asked for."""
+        """End this call of `steps` after the current step, as if it had been asked for no more."""
         if self._current is None:
             raise UserError("run.end_steps() belongs inside `for step in run.steps(…):`")
         self._is_ending = True
 
     def save(self, *, is_best: bool = False, metadata: Mapping[str, Any] | None = None) -> None:
-        """Save now, or inside a step, after it."""
+        """Save now or, if called inside a step, after it."""
         metadata = self.checkpoint_metadata | dict(metadata or {})
         if self._current is not None and self._current.is_begun:
             self._save_request = self._save_request or SaveRequest()
             self._save_request.merge(is_best, metadata)
         elif self._num_calls == 0 and self._log.folder is not None:
-            raise UserError("run.save() comes after the beginning of run.steps(…): until then it may have to resume")
+            raise UserError("call run.save() after run.steps(…) has begun: until then the run may still have to resume")
         else:
             with heartbeat.during(Phase.SAVING), self.timer.aside("saving"):
                 self._checkpointer.save(is_best=is_best, metadata=metadata)
 
     def save_if_requested(self) -> None:
-        """Make the save that was asked for inside a step that is over now."""
+        """Make the save that was requested inside a step, now that the step is over."""
         if self._save_request is not None:
             request, self._save_request = self._save_request, None
             self.save(is_best=request.is_best, metadata=request.metadata)
@@ -157,7 +160,7 @@ class TrainingLoop:
     def close(self, *, abandon: bool) -> None:
         if not abandon:
             self.save_if_requested()
-        self._drop_engine(abandon=abandon)
+        self._close_engine(abandon=abandon)
         self.is_closed = True
 
     # -- one step
@@ -174,7 +177,7 @@ class TrainingLoop:
         return batch
 
     def _peek(self, cursor: BatchCursor) -> GlobalBatch | None:
-        """The batch after the present step's, fetched early."""
+        """Return the batch after the current step's, fetched early."""
         self.timer.lap("rest")
         with heartbeat.during(Phase.DATA):
             batch = cursor.peek()
@@ -197,7 +200,7 @@ class TrainingLoop:
         self.save_if_requested()
 
     def _record(self, step: Step) -> None:
-        """Write down where the step's time went, and its digests if the run is traced."""
+        """Record where the step's time went, and its digests if the run is traced."""
         times = self.timer.end(step.number, self.engine)
         heartbeat.complete_step(step.number)
         self._checkpointer.poll()
@@ -211,66 +214,72 @@ class TrainingLoop:
         if self.stop_after is not None and self._checkpointer.progress.step >= self.stop_after:
             self._checkpointer.stop()
 
-    def _act_on_flags(self) -> None:
-        """Do what one rank or another has asked all ranks to do. [Note: requests]"""
+    def _act_on_requests(self) -> None:
+        """Do what any rank has requested of all ranks. [Note: requests]"""
         if self._checkpointer.request_snapshot():
-            self._flags.ask(SNAPSHOT)
-        asked = self._flags.pass_on() if self._world.size == 1 else self._flags.take()
-        if asked & STOP:
+            self._flags.request(SNAPSHOT)
+        requests = self._flags.take_own() if self._world.size == 1 else self._flags.take_received()
+        if requests & STOP:
             self._checkpointer.stop()
-        if asked & SNAPSHOT:
+        if requests & SNAPSHOT:
             with heartbeat.during(Phase.SAVING), self.timer.aside("saving"):
                 self._checkpointer.take_snapshot()
 
     def _stopping_after_the_step(self) -> AbstractContextManager[None]:
-        """Only a run that can be saved waits for the step's end; without a folder a stop signal acts at once."""
+        """Let a stop signal take effect after the step. Without a folder there is no save, so it acts at once."""
         if self._log.folder is None:
             return nullcontext()
-        return stop_after_step(partial(self._flags.ask, STOP))
+        return stop_after_step(partial(self._flags.request, STOP))
 
     # -- before the first step
 
     def _start(
         self, loader: Loader, epochs: int | None, steps: int | None, policy: CheckpointPolicy
     ) -> StepContext | None:
-        """Claim the folder, resume if it has a checkpoint, build the engine. None: nothing is left to do."""
+        """Claim the folder, resume if it has a checkpoint, build the engine. Returns None if no step is left."""
         self._num_calls += 1
         self._is_ending = False
         heartbeat.enter(Phase.RESUMING)
-        if not self._state.models:
-            raise UserError("nothing to train: call run.prepare(model) before run.steps(…)")
-        if self._state.any_batch_norm:
-            _check_batch_norm(self._world, loader)
-        self._state.forget_parameters()
-        self._begin_strategy(loader)
-        self._drop_engine(abandon=False)
-        if self._options.precision == "fp16" and self._state.scaler is None:
-            self._state.scaler = LossScaler(loader.global_batch or 1, self._world.device)
-        if self._log.settings is None:  # as the run begins: the learning rates may change later
-            numerics = numerics_of(self._options, loader) | optimizer_settings(self._state)
-            self._log.settings = ScriptSettings(numerics)
-        if self._log.folder is not None:
-            self._state.check_registered()
-        self.is_closed = False
+        self._prepare_state(loader)
+        self._close_engine(abandon=False)  # of an earlier call
+        self._open_folder(loader, self._planned_length(loader, epochs, steps))
         checkpointer = self._checkpointer
-        checkpointer.open(self._log.settings, self._fingerprint(loader, self._planned_length(loader, epochs, steps)))
         if not checkpointer.begin_call(self._num_calls, epochs, steps, policy):
             return None
         length = self._length_of_call(loader)
         is_exact = self._options.determinism == "lockstep"
         resumed_from = checkpointer.restore(loader, self._fingerprint(loader, length), is_exact=is_exact)
-        step, is_done = checkpointer.progress.step, checkpointer.progress.is_at_end(steps_per_epoch(loader))
-        heartbeat.complete_step(step)
-        if self._num_calls == 1 and (cause := environment.restart_cause()) is not None:
-            self._log.events.emit("restart", step, cause=cause)
-        self._log_start(loader, length, resumed_from, is_done)
+        is_done = checkpointer.progress.is_at_end(steps_per_epoch(loader))
+        self._report_start(loader, length, resumed_from, is_done)
         if is_done:
             return None
-        if self._num_calls == 1 and self._world.size == 1 and (kind := self._options.compression.kind) != "none":
-            logger.warning("compression=%s has no effect on one process: nothing is sent", kind)
         models = list(self._state.models.values())
         self.engine = self._state.strategy.make_engine(loader, models, self._flags)
         return self._step_context(self.engine, loader, length)
+
+    def _prepare_state(self, loader: Loader) -> None:
+        """Check that the models and the strategy suit this loader, and let the strategy prepare the optimizers."""
+        state, optimizers = self._state, self._state.optimizers.values()
+        if not state.models:
+            raise UserError("nothing to train: call run.prepare(model) before run.steps(…)")
+        if state.any_batch_norm:
+            _check_batch_norm(self._world, loader)
+        state.forget_parameters()
+        state.strategy, state.why_strategy = recheck_choice(
+            StrategyChoice(state.strategy, state.why_strategy), optimizers, loader
+        )
+        state.strategy.begin(optimizers)
+        if self._options.precision == "fp16" and state.scaler is None:
+            state.scaler = LossScaler(loader.global_batch or 1, self._world.device)
+
+    def _open_folder(self, loader: Loader, length: RunLength) -> None:
+        """Claim the run folder, now that all that it records is known: the settings and the fingerprint."""
+        if self._log.settings is None:  # before the first step: the learning rates may change later
+            self._log.settings = ScriptSettings(numerics_of(self._options, loader) | optimizer_settings(self._state))
+        if self._log.folder is not None:
+            self._state.check_registered()
+        self.is_closed = False
+        self._checkpointer.open(self._log.settings, self._fingerprint(loader, length))
 
     def _step_context(self, engine: Engine, loader: Loader, length: RunLength) -> StepContext:
         return StepContext(
@@ -292,26 +301,20 @@ class TrainingLoop:
         return fingerprint_of(self._world, self._options, loader, self._state, schedules, length)
 
     def _planned_length(self, loader: Loader, epochs: int | None, steps: int | None) -> RunLength:
-        """How many updates there will have been after this many more epochs or updates."""
+        """Return the run's length if it ends after this many more epochs or updates."""
         per_epoch = steps_per_epoch(loader)
         if epochs is not None and per_epoch is not None:
             steps = epochs * per_epoch
         return run_length(loader, None if steps is None else self._checkpointer.progress.step + steps)
 
     def _length_of_call(self, loader: Loader) -> RunLength:
+        """Return the run's length if it ends with this call, some of whose steps may be made already."""
         progress = self._checkpointer.progress
         length = self._planned_length(loader, progress.asked_epochs, progress.asked_steps)
         if length.total_steps is None:
             return length
         already_done = progress.step - progress.first_step
         return length._replace(total_steps=length.total_steps - already_done)
-
-    def _begin_strategy(self, loader: Loader) -> None:
-        state, optimizers = self._state, self._state.optimizers.values()
-        state.strategy, state.why_strategy = recheck_choice(
-            StrategyChoice(state.strategy, state.why_strategy), optimizers, loader
-        )
-        state.strategy.begin(optimizers)
 
     def _make_updater(self, length: RunLength) -> Updater:
         rates = {
@@ -322,10 +325,14 @@ class TrainingLoop:
         before_update = self._checkpointer.wait_for_copies
         return Updater(self._options, self._state.scaler, rates, averages, self._state.strategy, before_update)
 
-    def _log_start(self, loader: Loader, length: RunLength, resumed_from: str | None, is_done: bool) -> None:
+    def _report_start(self, loader: Loader, length: RunLength, resumed_from: str | None, is_done: bool) -> None:
+        step = self._checkpointer.progress.step
+        heartbeat.complete_step(step)
+        if self._num_calls == 1 and (cause := environment.restart_cause()) is not None:
+            self._log.events.emit("restart", step, cause=cause)
         self._log.events.emit(
             "start",
-            self._checkpointer.progress.step,
+            step,
             **self._world.event_fields,
             effective_batch=loader.global_batch,
             lanes=loader.lanes.count,
@@ -340,8 +347,11 @@ class TrainingLoop:
             is_done=is_done,
             **self._log.start_info,
         )
+        compression = self._options.compression.kind
+        if self._num_calls == 1 and not is_done and self._world.size == 1 and compression != "none":
+            logger.warning("compression=%s has no effect on one process: nothing is sent", compression)
 
-    def _drop_engine(self, *, abandon: bool) -> None:
+    def _close_engine(self, *, abandon: bool) -> None:
         if self.engine is not None:
             self.engine.close(abandon=abandon)
             self.engine = None
@@ -352,7 +362,7 @@ def _check_batch_norm(world: World, loader: Loader) -> None:
     if loader.tail == "pad":
         raise UserError("tail=pad with batch norm: padding would enter its statistics; use tail=short or tail=drop")
     if loader.global_batch is None:
-        return  # a torch DataLoader that does not tell
+        return  # a torch DataLoader whose batch size is not known
     lane_batch = loader.global_batch // loader.lanes.count
     if lane_batch < _FEW_SAMPLES and world.is_main:
         logger.warning(

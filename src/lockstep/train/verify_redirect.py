@@ -22,7 +22,7 @@ class RunPlace(NamedTuple):
 
 
 def run_place(folder: str | Path | None, *, trace: bool) -> RunPlace:
-    """The place of a run that a script wants in `folder`."""
+    """Return where a run writes, and when it stops, if the script gives it this folder."""
     own = None if folder is None else Path(folder)
     request = environment.read_verify_request()
     if request is None or request.runs is None:
@@ -37,5 +37,5 @@ def run_place(folder: str | Path | None, *, trace: bool) -> RunPlace:
 
 
 def flat_name(folder: Path) -> str:
-    """A folder's path as a single name, the same each time."""
+    """Return a folder's path as a single name, the same each time."""
     return re.sub(r"[^\w.-]+", "_", str(folder)).strip("_.") or "run"

@@ -1,6 +1,6 @@
 """EMA: an exponential moving average of a model's weights, equal on all ranks.
 
-It is moved after each update, from weights that are the same on all ranks.
+It is computed after each update, from weights that are the same on all ranks.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,19 +31,19 @@ class ExponentialMovingAverage:
         self.decay = decay
         self.warmup = warmup
         self.num_updates = 0
-        # Whole numbers have no mean; as parameters they are frozen.
+        # Integer parameters are frozen, and have no average.
         parameters = model.named_parameters(remove_duplicate=False)  # tied ones have several names
         self._by_name = {name: p for name, p in parameters if p.is_floating_point() or p.is_complex()}
         self._parameters = list(dict.fromkeys(self._by_name.values()))
         self._averages = [_copied(parameter) for parameter in self._parameters]
 
     def follows(self, parameters: set[nn.Parameter]) -> bool:
-        """Is any of these parameters averaged here?"""
+        """Return whether any of these parameters is averaged here."""
         return not parameters.isdisjoint(self._parameters)
 
     @torch.no_grad()
     def update(self) -> None:
-        """Move the average towards the present weights."""
+        """Move the average towards the current weights."""
         self.num_updates += 1
         decay = self.decay
         if self.warmup:
@@ -57,7 +57,7 @@ class ExponentialMovingAverage:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """A context in which the model has the averaged weights; afterwards it has its own again."""
+        """Return a context in which the model has the averaged weights; afterwards it has its own again."""
         own = [parameter.detach().clone() for parameter in self._parameters]
         self._put(self._averages)
         try:
@@ -66,7 +66,7 @@ class ExponentialMovingAverage:
             self._put(own)
 
     def state(self) -> dict[str, Tensor]:
-        """The averages by the parameters' names, for saving and for the digest."""
+        """Return the averages by the parameters' names, for saving and for the digest."""
         averages = dict(zip(self._parameters, self._averages, strict=True))
         state = {name: averages[parameter] for name, parameter in self._by_name.items()}
         return state | {"num_updates": torch.tensor(self.num_updates)}

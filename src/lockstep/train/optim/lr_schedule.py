@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # scripts need no pydantic
     from lockstep.config.train_schema import ScheduleConfig
 
 Factor = Callable[[int], float]
-"""From the number of updates completed before this one to what every group's base rate is multiplied by."""
+"""Returns, for the number of updates completed before this one, what every group's base rate is multiplied by."""
 Span = Duration | str | int
 """`"500 steps"`, `"2 epochs"`, `"1e6 samples"`, or a number of steps."""
 
@@ -84,18 +84,18 @@ class Schedule:
         return cls(kind="step", warmup=_read("warmup", warmup), every=_read("every", every), factor=factor)
 
     def bind(self, run: RunLength) -> Factor:
-        """The schedule for a run of this length, as a function of the updates completed."""
+        """Return the schedule for a run of this length, as a function of the updates completed."""
         warmup = self.warmup.in_steps(run, "schedule: warmup")
         after = _KINDS[self.kind](self, warmup, run)
         return lambda completed: (completed + 1) / warmup if completed < warmup else after(completed)
 
     @property
     def ends_with_the_run(self) -> bool:
-        """If so, a longer run has different learning rates from its first step on."""
+        """Whether a longer run would have different learning rates from its first step on."""
         return self.kind in ("linear", "cosine") and self.length is None
 
     def __str__(self) -> str:
-        """As it would be called, for run folders and people: `cosine(warmup=500 steps, final=0.1)`."""
+        """Return it as a call, `cosine(warmup=500 steps, final=0.1)`, for run folders and messages."""
         given = [(field.name, getattr(self, field.name), field.default) for field in fields(self)[1:]]
         return f"{self.kind}({', '.join(f'{name}={value}' for name, value, default in given if value != default)})"
 
@@ -114,7 +114,7 @@ def set_rates(optimizer: Optimizer, factor: float) -> None:
 
 
 def build_schedule(config: "ScheduleConfig") -> Schedule:
-    """From the config's `schedule:` section."""
+    """Return the schedule of the config's `schedule:` section."""
     return Schedule(
         kind=config.kind,
         warmup=config.warmup,
@@ -129,7 +129,7 @@ def _constant(_schedule: Schedule, _warmup: int, _run: RunLength) -> Factor:
     return lambda _: 1.0
 
 
-def _fall(shape: Callable[[float], float], schedule: Schedule, warmup: int, run: RunLength) -> Factor:
+def _decay(shape: Callable[[float], float], schedule: Schedule, warmup: int, run: RunLength) -> Factor:
     """Decay from 1 to `final`; `shape` maps the share of time to the share of the decay."""
     end = _end(schedule, warmup, run)
     final = schedule.final
@@ -151,14 +151,14 @@ def _step(schedule: Schedule, warmup: int, run: RunLength) -> Factor:
 
 _KINDS: dict[str, Callable[[Schedule, int, RunLength], Factor]] = {
     "constant": _constant,
-    "linear": partial(_fall, lambda time: time),
-    "cosine": partial(_fall, lambda time: (1 - cos(pi * time)) / 2),
+    "linear": partial(_decay, lambda time: time),
+    "cosine": partial(_decay, lambda time: (1 - cos(pi * time)) / 2),
     "step": _step,
 }
 
 
 def _end(schedule: Schedule, warmup: int, run: RunLength) -> int:
-    """The step at which a decaying schedule reaches its final factor."""
+    """Return the step at which a decaying schedule reaches its final factor."""
     if schedule.length is None:
         if run.total_steps is None:
             raise UserError(

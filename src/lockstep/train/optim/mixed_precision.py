@@ -1,7 +1,7 @@
 """Mixed precision: autocast for a lane's forward pass, and for fp16 a loss scale that follows overflows.
 
 The scale is a power of two, so scaling and unscaling round nothing. Whether a step overflowed is read off the gradients
-over all lanes of all ranks, so all ranks see the same overflows without asking each other.
+over all lanes of all ranks, so all ranks see the same overflows without exchanging anything.
 """
 
 import math
@@ -55,23 +55,23 @@ class LossScaler:
         return self._factor
 
     @property
-    def number(self) -> float:
-        """The factor as a number."""
+    def factor_value(self) -> float:
+        """The factor as a Python number."""
         return self._scale * self._shrink
 
     @property
     def can_shrink(self) -> bool:
-        """If not, the gradients are infinite for another reason than the scale."""
+        """Whether the scale can still shrink. If not, it is not what makes the gradients infinite."""
         return self._scale > 1.0
 
     def grow(self) -> None:
-        """After a step that did not overflow."""
+        """Count a step that did not overflow; after many of them, the scale doubles."""
         self._good_steps += 1
         if self._good_steps >= _STEPS_TO_GROW and self._scale < _LARGEST_SCALE:
             self._set(self._scale * 2)
 
     def shrink(self) -> None:
-        """After a step that overflowed."""
+        """Halve the scale, after a step that overflowed."""
         self._set(self._scale / 2)
 
     def state(self) -> dict[str, Tensor]:
@@ -87,4 +87,4 @@ class LossScaler:
         self._factor = self._new_factor()
 
     def _new_factor(self) -> Tensor:
-        return torch.tensor(self.number, dtype=torch.float32, device=self._device)
+        return torch.tensor(self.factor_value, dtype=torch.float32, device=self._device)

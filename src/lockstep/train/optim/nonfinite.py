@@ -1,7 +1,7 @@
 """NaN and infinity: finds the lane, the rank and the parameters that a non-finite loss or gradient came from.
 
-A loss that is not finite shows in the table of all lanes' losses. A gradient that is not finite although all losses are
-is searched for lane by lane: each rank runs its lanes again, if it knows the loss function.
+A loss that is not finite shows in the table of all lanes' losses. If all losses are finite but a gradient is not, each
+rank runs its lanes again, if it knows the loss function, and checks every lane's own gradients.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from lockstep.errors import LockstepError
 from lockstep.train.step_options import OnNonFinite
 from lockstep.world.object_collectives import all_gather_object
 
-_MOST_NAMED = 4
+_MAX_NAMES = 4
 
 
 class NonFiniteError(LockstepError):
@@ -25,6 +25,8 @@ class NonFiniteError(LockstepError):
 
 
 class LaneGradients(NamedTuple):
+    """The gradients of one lane alone."""
+
     lane: int
     gradients: list[tuple[Parameter, Tensor | None]]
 
@@ -37,11 +39,11 @@ class Suspect(Protocol):
 
     lane_pass: GradientPass
     parameters: list[Parameter]
-    replay: Replay | None  # runs this rank's lanes again; None: only the user's loop can
+    replay: Replay | None  # runs this rank's lanes again; None: only the script's own loop can
 
 
 class Investigator:
-    """Reports where a non-finite value came from, through `report_incident`, and stops the run if it is asked to."""
+    """Reports where a non-finite value came from, through `report_incident`, and raises unless updates are skipped."""
 
     def __init__(
         self,
@@ -56,7 +58,7 @@ class Investigator:
         self._report_incident = report_incident
 
     def report(self, step: int, suspects: Sequence[Suspect], reduced: ReducedGradients) -> None:
-        """All ranks call it together."""
+        """Report the origin, and raise unless the update is to be skipped. All ranks must call it together."""
         parameters = [parameter for suspect in suspects for parameter in suspect.parameters]
         is_spoiled = zip(parameters, reduced.nonfinite(parameters), strict=True)
         spoiled = [self._name(parameter) for parameter, spoiled in is_spoiled if spoiled]
@@ -74,17 +76,17 @@ class Investigator:
         if lanes:
             return f"the loss is not finite in {_listed([self._place(lane) for lane in lanes], ' and in ')}"
         if any(suspect.replay is None for suspect in suspects):
-            hint = "step.accumulate could name the lane, but not under a mesh"
+            hint = "step.accumulate names the lane, except under a mesh"
             return f"the gradient is not finite although every lane's loss is ({hint})"
         found: dict[int, list[str]] = {}  # a lane may have been run for several models
         for theirs in all_gather_object(self._found_again(suspects)):
             for lane, names in theirs:
                 found.setdefault(lane, []).extend(names)
-        places = [f"{self._place(lane)}, there of {_listed(found[lane])}" for lane in sorted(found)]
+        places = [f"{self._place(lane)}, for {_listed(found[lane])}" for lane in sorted(found)]
         return f"the gradient is not finite in {_listed(places, ' and in ')}" if places else "the gradients overflow"
 
     def _found_again(self, suspects: Sequence[Suspect]) -> list[tuple[int, list[str]]]:
-        """This rank's lanes whose own gradients are not finite, and the parameters concerned."""
+        """Return this rank's lanes whose own gradients are not finite, and the parameters concerned."""
         found: list[tuple[int, list[str]]] = []
         for suspect in suspects:
             for lane, gradients in suspect.replay() if suspect.replay else ():
@@ -107,5 +109,5 @@ class Investigator:
 
 
 def _listed(items: Sequence[Any], separator: str = ", ") -> str:
-    shown = separator.join(items[:_MOST_NAMED])
-    return f"{shown} and {len(items) - _MOST_NAMED} more" if len(items) > _MOST_NAMED else shown
+    shown = separator.join(items[:_MAX_NAMES])
+    return f"{shown} and {len(items) - _MAX_NAMES} more" if len(items) > _MAX_NAMES else shown

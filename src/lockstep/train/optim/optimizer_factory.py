@@ -83,6 +83,7 @@ def parameter_groups(model: nn.Module, rules: Sequence[GroupRule], *, lr: float)
 
 
 def build_optimizer(model: nn.Module, optim: "OptimConfig", global_batch: int) -> Optimizer:
+    """Return the optimizer of the config's `optim:` section."""
     lr = scaled_lr(optim.lr, global_batch, optim.base_batch, optim.lr_scaling)
     rules = [
         GroupRule(match=group.match, lr_factor=group.lr_factor, weight_decay=group.weight_decay)
@@ -115,7 +116,7 @@ def _group(rule: GroupRule, parameters: list[Parameter], lr: float) -> dict[str,
 
 
 def _check(rule: Mapping[str, Any], place: str) -> None:
-    """torch ignores keys of a group that it does not know, so a misspelt one would have no effect."""
+    """Check a rule. Torch ignores unknown keys of a group, so a misspelt one would have no effect."""
     known = GroupRule.__annotations__
     for key in rule:
         if key not in known:

@@ -1,6 +1,6 @@
 """The update: check that gradients are finite, clip them, step the optimizers, move the EMAs.
 
-It sees only the gradients over all lanes of all ranks, so every rank computes the same without asking the others.
+It sees only the gradients over all lanes of all ranks, so every rank makes the same update without exchanging anything.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +23,8 @@ _MAX_SKIPPED = 100  # updates in a row
 
 
 class Update(NamedTuple):
+    """Whether an update was made, and if not, why."""
+
     is_made: bool
     norm: Tensor | None = None  # of the gradients before clipping, where they are clipped
     is_overflow: bool = False  # not made, because the fp16 loss scale was too large

@@ -33,7 +33,7 @@ class CheckpointPolicy:
             raise UserError(f"keep_every={self.keep_every}: expected 1 or more steps")
 
     def in_steps(self, length: RunLength) -> int | None:
-        """`every` as a number of steps of a run of this length."""
+        """Return `every` in steps, for a run of this length."""
         if self.every is None:
             return None
         try:

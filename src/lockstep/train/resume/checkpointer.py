@@ -1,17 +1,13 @@
 """Saving a run and resuming it: the one path from `run.save()` to the disk, and from the disk back into the run.
 
-[Note: resume states] A run folder may hold an earlier attempt's checkpoint, and a script may call `run.steps` several
-times. So a run goes through these states:
+A run folder may hold an earlier attempt's checkpoint, and a script may call `run.steps` several times. So a run resumes
+in stages:
 
-    UNOPENED  the run folder is not claimed yet; nothing was looked for
-       │ open()
-    FOUND     an earlier attempt's checkpoint was read. Calls of `run.steps` before the one it was saved in are skipped
-       │ restore(), in the call of `run.steps` that it belongs to
-    CURRENT   the state in memory is the run's newest, whether it is fresh or was restored
-       │ close()
-    UNOPENED
+    open()        claim the run folder, and read the newest checkpoint, if there is one
+    begin_call()  in each call of `run.steps`: skip the call if the checkpoint was saved in a later one
+    restore()     in the call that it was saved in: load the checkpoint into the models, optimizers, loader, …
 
-Without a checkpoint, or without a folder, `open()` leads to CURRENT directly.
+From then on, and without a checkpoint from the start, the state in memory is the run's newest.
 """
 
 import logging
@@ -19,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from enum import Enum, auto
 from functools import partial
 from typing import Any, Literal, NamedTuple, NoReturn, Protocol
 
@@ -49,22 +44,14 @@ _SLOW_DISK_S = 1.0  # waiting this long for the previous save is worth a warning
 _MAX_STEPS_TO_AGREE = 2  # from a rank's request until all ranks act on it
 
 
-class ResumeState(Enum):
-    """See [Note: resume states]."""
-
-    UNOPENED = auto()
-    FOUND = auto()
-    CURRENT = auto()
-
-
 class HasPosition(Protocol):
-    """A loader, as resuming sees it: it has a position in its data and can continue from one."""
+    """What resuming needs of a loader: it can continue from a saved position in its data."""
 
     def load_state_dict(self, state: Any, /) -> Any: ...
 
 
 class FoundCheckpoint(NamedTuple):
-    """What an earlier attempt left, on every rank."""
+    """The newest state that an earlier attempt has saved; the same on every rank."""
 
     path: str
     facts: dict[str, Any]
@@ -92,16 +79,15 @@ class Checkpointer:
 
     def __init__(self, log: RunLog, world: World, state: TrainState, resume: Resume) -> None:
         self.progress = Progress()
-        self.resume_state = ResumeState.UNOPENED
         self._log = log
         self._world = world
         self._state = state
         self._resume = resume
         self._storage: _Storage | None = None
-        self._found: FoundCheckpoint | None = None  # in the state FOUND
+        self._found: FoundCheckpoint | None = None  # until it is restored
         self._policy = CheckpointPolicy()
         self._last_saved: Progress | None = None
-        self._parent: str | None = None  # the commit that the run has grown from
+        self._parent: str | None = None  # the commit that the run continues from
         self._fingerprint: Mapping[str, Any] = {}
         self._consumed = ConsumedSamples()
         self._cursor: BatchCursor | None = None
@@ -109,27 +95,24 @@ class Checkpointer:
     # -- resuming
 
     def open(self, settings: RunSettings, fingerprint: Mapping[str, Any]) -> None:
-        """Claim the run folder and look for an earlier attempt's checkpoint; once."""
+        """Claim the run folder and read an earlier attempt's checkpoint, if neither has been done yet."""
         if self._log.is_open:
             return
         self._log.open(settings, fingerprint)
-        self.resume_state = ResumeState.CURRENT
         if self._log.folder is None:
             return
         self._storage = _Storage(self._log, self._log.folder, self._world)
         # Once a call of `steps` was made in this process, its state counts: the script may have changed it since.
         if self.progress.call == 0:
             self._found = self._find(self._storage)
-            if self._found is not None:
-                self.resume_state = ResumeState.FOUND
 
     @property
     def found_progress(self) -> Progress | None:
-        """How far an earlier attempt had come whose checkpoint is not restored yet."""
+        """How far the earlier attempt got whose checkpoint is not restored yet."""
         return None if self._found is None else self._found.progress
 
     def begin_call(self, number: int, epochs: int | None, steps: int | None, policy: CheckpointPolicy) -> bool:
-        """Begin the `number`-th call of `steps`. False: an earlier attempt was in a later call; skip this one."""
+        """Begin the `number`-th call of `steps`. Returns False if it is to be skipped, as finished earlier."""
         self._policy = policy
         if self._found is not None:
             found = self._found.progress
@@ -146,7 +129,6 @@ class Checkpointer:
         """Load the checkpoint that was found, after checking that the result will not change. Returns its path."""
         self._fingerprint = fingerprint
         found, self._found = self._found, None
-        self.resume_state = ResumeState.CURRENT
         if found is None:
             return None
         self._check_drift(found, is_exact=is_exact)
@@ -160,11 +142,11 @@ class Checkpointer:
         return found.path
 
     def follow(self, cursor: BatchCursor) -> None:
-        """From now on, checkpoints hold the position of this cursor's loader."""
+        """Save the position of this cursor's loader in checkpoints from now on."""
         self._cursor = cursor
 
     def consume(self, loader: Loader, batch: GlobalBatch) -> None:
-        """A step has used this batch."""
+        """Record that a step has used this batch."""
         self.progress.batches += 1
         if self._cursor is not None:
             self._cursor.consume()
@@ -194,13 +176,13 @@ class Checkpointer:
         storage.on_outcome = partial(self._report_save, is_best, stall_s)
 
     def request_snapshot(self) -> bool:
-        """Is a snapshot in memory due? Rank 0 decides; on other ranks never. [Note: snapshots]"""
+        """Return whether this rank requests a snapshot in memory now. Only rank 0 ever does. [Note: snapshots]"""
         storage = self._storage
         return (
             storage is not None
             and self._policy.memory
             and not storage.saver.is_busy
-            and storage.snapshots.ask(self.progress.step, self._state.num_bytes)
+            and storage.snapshots.request_if_due(self.progress.step, self._state.num_bytes)
         )
 
     def take_snapshot(self) -> None:
@@ -218,7 +200,7 @@ class Checkpointer:
             storage.snapshots.take(content, began_at)
 
     def wait_for_copies(self) -> None:
-        """Before an update changes what a save is still copying. [Note: late copies]"""
+        """Wait before an update changes what a save is still copying. [Note: late copies]"""
         if self._storage is not None:
             started = time.perf_counter()
             self._storage.saver.wait_for_copies()
@@ -233,18 +215,17 @@ class Checkpointer:
     # -- ending
 
     def stop(self) -> NoReturn:
-        """End this attempt here, saved."""
+        """Save the run as it is now, and end this attempt."""
         self._ensure_saved("where the run was to stop", {})
         raise Stopped(f"stopped after step {self.progress.step}, as requested: run the same command again to continue")
 
     def finish(self, metadata: Mapping[str, Any]) -> None:
-        """Save the run's end."""
+        """Save the run as finished."""
         self.progress.is_done = True
         self._ensure_saved("the run's end", metadata)
 
     def close(self, *, abandon: bool) -> None:
-        """Release the run folder; `abandon`: without waiting for a save in progress."""
-        self.resume_state = ResumeState.UNOPENED
+        """Release the run folder. `abandon`: do not wait for a save in progress."""
         if self._storage is None:
             return
         if not abandon:
@@ -254,7 +235,7 @@ class Checkpointer:
         self._storage = None
 
     def _ensure_saved(self, what: str, metadata: Mapping[str, Any]) -> None:
-        """Return only when the run as it is now is on the disk."""
+        """Save the run as it is now, unless it is saved already, and wait until it is on the disk."""
         storage = self._storage
         if storage is None:
             return
@@ -267,40 +248,39 @@ class Checkpointer:
         storage.snapshots.remove()
 
     def _find(self, storage: _Storage) -> FoundCheckpoint | None:
-        """The newest intact state, the same on every rank: a snapshot or a checkpoint. Damaged ones are reported."""
-        found, snapshot, problem = None, None, None
-        store = storage.saver.store
+        """Return the newest intact state, the same on every rank."""
+        found, problem = None, None
         if self._world.is_main:
             try:
-                store.tidy()
-                snapshot = storage.snapshots.find(store)
-                found = snapshot or store.newest_intact(self._log.run_id, self._report_damage)
-                commit = None if found is None else found.manifest
-                if snapshot is not None:
-                    parent = ledger_line(snapshot.manifest)["parent"]
-                    commit = None if parent is None else store.find(parent)
-                if commit is not None:
-                    append_to_ledger(storage.folder.ledger, commit, store)  # the process may have been killed before it
+                found = self._read_newest(storage)
             except (OSError, CheckpointError) as error:
                 problem = str(error)
         problem = broadcast_object(problem)
         if problem is not None:
             raise CheckpointError(f"the checkpoints in {storage.folder.checkpoints} cannot be used: {problem}")
-        content = broadcast_value(
-            None
-            if found is None
-            else {
-                "path": str(found.path),
-                "facts": {**found.manifest.facts, "commit": found.manifest.commit},
-                "values": found.values,
-                "is_snapshot": snapshot is not None,
-            }
-        )
+        content = broadcast_value(None if found is None else found._asdict())
         if content is None:
             return None
-        answer = FoundCheckpoint(**content)
-        self._parent = answer.facts["ledger"]["parent"] if answer.is_snapshot else answer.facts["commit"]
-        return answer
+        found = FoundCheckpoint(**content)
+        self._parent = found.facts["ledger"]["parent"] if found.is_snapshot else found.facts["commit"]
+        return found
+
+    def _read_newest(self, storage: _Storage) -> FoundCheckpoint | None:
+        """On rank 0: read the newest intact snapshot or checkpoint, and report damaged ones."""
+        store = storage.saver.store
+        store.tidy()
+        snapshot = storage.snapshots.find(store)
+        found = snapshot or store.newest_intact(self._log.run_id, self._report_damage)
+        if found is None:
+            return None
+        commit: Manifest | None = found.manifest
+        if snapshot is not None:
+            parent = ledger_line(snapshot.manifest)["parent"]
+            commit = None if parent is None else store.find(parent)
+        if commit is not None:
+            append_to_ledger(storage.folder.ledger, commit, store)  # the process may have been killed before it
+        facts = {**found.manifest.facts, "commit": found.manifest.commit}
+        return FoundCheckpoint(str(found.path), facts, found.values, is_snapshot=snapshot is not None)
 
     def _check_drift(self, found: FoundCheckpoint, *, is_exact: bool) -> None:
         own = differences(found.facts["fingerprint"], self._fingerprint)

@@ -19,13 +19,13 @@ from lockstep.world.world import World
 
 
 class DriftError(LockstepError):
-    """The run could continue, but not to the result that it would have had: something its bits depend on differs."""
+    """Continuing the run would change its result: something that its bits depend on differs from the checkpoint's."""
 
     exit_code = EXIT_DRIFT
 
 
 def numerics_of(options: StepOptions, loader: Loader) -> dict[str, Any]:
-    """The settings that a run keeps for life."""
+    """Return the settings that a run keeps for life."""
     return options.numerics() | {
         "global_batch": loader.global_batch,
         "lanes": loader.lanes.count if loader.exact else None,
@@ -35,7 +35,10 @@ def numerics_of(options: StepOptions, loader: Loader) -> dict[str, Any]:
 
 
 def optimizer_settings(state: TrainState) -> dict[str, Any]:
-    """`{"optimizer.lr": 0.1, …}`: what a script sets at its start, and a checkpoint would silently override."""
+    """Return the settings that a script gives its optimizers, and a checkpoint would silently override.
+
+    As in `{"optimizer.lr": 0.1}`.
+    """
     return {
         f"{name}.{number}.{key}" if len(optimizer.param_groups) > 1 else f"{name}.{key}": _plain(value)
         for name, optimizer in state.optimizers.items()
@@ -48,7 +51,7 @@ def optimizer_settings(state: TrainState) -> dict[str, Any]:
 def fingerprint_of(
     world: World, options: StepOptions, loader: Loader, state: TrainState, schedules: Sequence[Any], length: RunLength
 ) -> dict[str, Any]:
-    """Everything that the bits depend on, including software and hardware, as plain values."""
+    """Return everything that the bits depend on, including software and hardware, as plain values."""
     return (
         environment_fingerprint(world)
         | numerics_of(options, loader)
@@ -64,7 +67,7 @@ def fingerprint_of(
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """One line for each entry that differs, as in `threads: 1 → 4`."""
+    """Return a line for each entry that differs, as in `threads: 1 → 4`."""
     return [
         f"{name}: {before.get(name, '(absent)')} → {now.get(name, '(absent)')}"
         for name in dict.fromkeys([*before, *now])
@@ -73,7 +76,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers and text as they are; of anything else the type, because what it prints as may change every time."""
+    """Return numbers and text as they are, and for anything else its type: its text may differ in each process."""
     if isinstance(value, list | tuple):
         return [_plain(element) for element in value]
     if isinstance(value, Tensor):
@@ -84,7 +87,7 @@ def _plain(value: Any) -> Any:
 
 
 def _name(optimizer: Any) -> str:
-    """Its class, and which of torch's implementations it was told to use."""
+    """Return an optimizer's class, and which of torch's implementations it uses."""
     chosen = [name for name in ("foreach", "fused", "capturable") if optimizer.defaults.get(name)]
     return " ".join([type(optimizer).__name__, *chosen])
 

@@ -4,7 +4,7 @@
 agent, but not the machine. It is not in the ledger: it holds the samples consumed since the last commit on the disk,
 and the next commit on the disk covers those. So it can be used only while that last commit is the newest on the disk.
 
-Rank 0 alone knows when a snapshot is due, and requests it: the request is sent along with a step, [Note: requests], and
+Only rank 0 knows when a snapshot is due, and requests it: the request is sent along with a step, [Note: requests], and
 all ranks take the snapshot after the same step. The cost of the last one decides when the next is due: the step's stall
 and all the time that it was written in the background, which is the most that it can have taken from training.
 """
@@ -36,7 +36,7 @@ from lockstep.world.world import World
 
 logger = logging.getLogger("lockstep")
 
-_COST = 0.02  # the largest share of training time
+_MAX_COST = 0.02  # as a share of training time
 _FIRST_AFTER_S = 1.0
 _MIN_INTERVAL_S = 0.5  # a restart takes longer
 _GUESSED_BYTES_PER_S = 1e9  # until the first is measured
@@ -55,11 +55,11 @@ class Cadence:
 
     def expect(self, cost_s: float) -> None:
         """Estimate what the first snapshot costs."""
-        self._interval_s = max(_FIRST_AFTER_S, cost_s / _COST)
+        self._interval_s = max(_FIRST_AFTER_S, cost_s / _MAX_COST)
 
     def count(self, cost_s: float, began_at: float) -> None:
         """Account for a snapshot that began at `began_at`."""
-        self._began_at, self._interval_s = began_at, max(_MIN_INTERVAL_S, cost_s / _COST)
+        self._began_at, self._interval_s = began_at, max(_MIN_INTERVAL_S, cost_s / _MAX_COST)
 
 
 class MemorySnapshots:
@@ -76,12 +76,12 @@ class MemorySnapshots:
             self._saver = Saver(Path(place), world, log.run_id, log.events.attempt, beside)
         self._cadence = Cadence()
         self._num_bytes: int | None = None  # of the latest, or estimated for the first
-        self._is_asked = False
+        self._is_requested = False
         self._began_at = 0.0  # the latest snapshot
         self._stall_s = 0.0
 
     def find(self, checkpoints: CheckpointStore) -> Checkpoint | None:
-        """On rank 0: the newest intact snapshot that continues the newest checkpoint. All others are removed."""
+        """On rank 0: return the newest intact snapshot that continues the newest checkpoint, and remove all others."""
         if self._folder is None:
             return None
         store, found = CheckpointStore(self._folder.path), None
@@ -97,9 +97,12 @@ class MemorySnapshots:
             self._turn_off(0, f"{self._folder.path}: {error.strerror or error}")
         return found
 
-    def ask(self, step: int, guess_bytes: Callable[[], int]) -> bool:
-        """On rank 0: is one due, and is there room for it? `guess_bytes` estimates the size of the first."""
-        if not self._is_on or self._is_asked or self._saver is None or self._saver.is_busy:
+    def request_if_due(self, step: int, guess_bytes: Callable[[], int]) -> bool:
+        """On rank 0: request a snapshot if one is due and there is room for it. Returns whether one is requested.
+
+        `guess_bytes` estimates the size of the first.
+        """
+        if not self._is_on or self._is_requested or self._saver is None or self._saver.is_busy:
             return False
         if not self._cadence.is_due():
             return False
@@ -107,22 +110,22 @@ class MemorySnapshots:
             self._num_bytes = guess_bytes()
             self._cadence.expect(self._num_bytes / _GUESSED_BYTES_PER_S)
             return False
-        self._is_asked = self._has_room(step, self._num_bytes)
-        return self._is_asked
+        self._is_requested = self._has_room(step, self._num_bytes)
+        return self._is_requested
 
     def skip(self) -> None:
-        """The snapshot requested is not needed: there is a newer checkpoint."""
-        self._is_asked = False
+        """Drop the request: there is a newer checkpoint."""
+        self._is_requested = False
 
     def take(self, content: SaveContent, began_at: float) -> None:
         """Begin a snapshot, on all ranks; no save may be in progress. The step has been stalled since `began_at`."""
-        self._is_asked = False
+        self._is_requested = False
         if self._saver is not None:
             self._saver.save(content, _NEWEST)
             self._began_at, self._stall_s = began_at, time.perf_counter() - began_at
 
     def count_stall(self, seconds: float) -> None:
-        """An update had to wait for copies, for this long."""
+        """Add the time that an update had to wait for copies."""
         self._stall_s += seconds
 
     def poll(self) -> None:
@@ -150,18 +153,18 @@ class MemorySnapshots:
             self._folder = None
 
     def _claim(self, run_folder: Path) -> MemoryFolder | None:
-        memory, makes = environment.memory_folder(), environment.may_be_restarted()
+        memory, makes_new = environment.memory_folder(), environment.may_be_restarted()
         if memory is None:
-            if makes:
+            if makes_new:
                 logger.info("this system has no shared-memory folder: no snapshots, only checkpoints on the disk")
             return None
         try:
             path = memory_folder_path(memory, self._log.run_id)
             sweep_memory_folders(memory, spare=path)
-            if makes or path.exists():
+            if makes_new or path.exists():
                 return claim_memory_folder(path, run_folder)
         except MemoryFolderError as problem:
-            if makes:
+            if makes_new:
                 self._report_off(0, str(problem))
         return None
 
@@ -219,7 +222,7 @@ class MemorySnapshots:
 
 
 def _newest(checkpoints: CheckpointStore, run_id: str) -> Manifest | None:
-    """The newest whose manifest can be read: a snapshot may continue a checkpoint that is damaged since."""
+    """Return the newest whose manifest can be read: a snapshot may continue a checkpoint that was damaged since."""
     for step in checkpoints.steps():
         with suppress(CheckpointError):
             manifest = checkpoints.manifest(step)

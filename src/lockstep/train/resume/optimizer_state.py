@@ -19,7 +19,7 @@ logger = logging.getLogger("lockstep")
 def optimizer_value(
     optimizer: Optimizer, models: Mapping[str, nn.Module], strategy: ParallelStrategy
 ) -> dict[str, Any]:
-    """The state of each parameter, any other state, and each group's settings with its parameters' names."""
+    """Return the state of each parameter, any other state, and each group's settings with its parameters' names."""
     here = strategy.optimizer_here(optimizer)
     owners = parameters_by_name(optimizer, models)
     names = {id(parameter): owner for owner, parameter in owners.items()}
@@ -42,7 +42,7 @@ def optimizer_value(
 def whole_state(
     optimizer: Optimizer, models: Mapping[str, nn.Module], strategy: ParallelStrategy
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The state of each parameter in turn, unsharded. All ranks call it together."""
+    """Yield the state of each parameter in turn, unsharded. All ranks must call it together."""
     here = strategy.optimizer_here(optimizer)
     for owner, p in parameters_by_name(optimizer, models).items():
         state = here.state.get(strategy.holder(p), {})
@@ -60,14 +60,14 @@ def load_optimizer(
 ) -> None:
     """Load saved state. `Optimizer.load_state_dict` casts state to its parameter's type, which would change bits.
 
-    `keep_settings`: the groups keep their present settings, such as the learning rate.
+    `keep_settings`: the groups keep their current settings, such as the learning rate.
     """
     owners = parameters_by_name(optimizer, models)
     groups = optimizer_value(optimizer, models, strategy)["groups"]
     if [group["params"] for group in groups] != [group["params"] for group in value["groups"]]:
-        raise UserError(f"{name} was saved with other parameters, or with others in its groups")
+        raise UserError(f"{name} was saved with other parameters or groups: make it with those, in their order")
     if value["kind"] != type(optimizer).__name__:  # only with resume="force"
-        logger.warning("%s was a %s: its state is of no use to a %s", name, value["kind"], type(optimizer).__name__)
+        logger.warning("%s was a %s: its saved state does not fit a %s", name, value["kind"], type(optimizer).__name__)
         return
     here = strategy.optimizer_here(optimizer)
     first = optimizer.param_groups[0]

@@ -16,10 +16,10 @@ from lockstep.world.object_collectives import all_gather_object
 
 @dataclass
 class Progress:
-    """What a checkpoint says so that the same script, run again, continues where it was.
+    """Where a run is, as checkpoints hold it: the same script, run again, continues from there.
 
     A script may call `run.steps` several times, one after the other. Run again, it skips the calls that are done and
-    continues in the middle of the one that was not: hence a call's number, and where it began.
+    continues in the middle of the one that is not: hence a call's number, and where it began.
     """
 
     step: int = 0  # updates completed
@@ -30,7 +30,7 @@ class Progress:
     first_step: int = 0  # updates completed when it began
     first_batch: int = 0
     first_epoch: int | None = None  # of its first batch, once there was one
-    is_done: bool = False  # the call came to its end, or the run was finished
+    is_done: bool = False  # the call has ended, or the run is finished
 
     def begin_call(self, number: int, epochs: int | None, steps: int | None) -> None:
         self.call, self.asked_epochs, self.asked_steps = number, epochs, steps
@@ -38,7 +38,7 @@ class Progress:
         self.is_done = False
 
     def continue_call(self, epochs: int | None, steps: int | None) -> None:
-        """Continue the same call. One that was done is done no longer if it now asks for something else."""
+        """Continue the same call. If it asks for another length now, it is no longer done."""
         self.is_done = self.is_done and (epochs, steps) == (self.asked_epochs, self.asked_steps)
         self.asked_epochs, self.asked_steps = epochs, steps
 
@@ -48,7 +48,7 @@ class Progress:
         return None if self.asked_steps is None else self.first_step + self.asked_steps
 
     def last_batch(self, batches_per_epoch: int | None) -> int | None:
-        """The batches consumed when this call ends, if it asked for epochs and their length is known."""
+        """Return the batches consumed when this call ends, if it asked for epochs and their length is known."""
         if self.asked_epochs is None or batches_per_epoch is None:
             return None
         return self.first_batch + self.asked_epochs * batches_per_epoch
@@ -87,12 +87,12 @@ class BatchCursor:
             )
         else:
             self._batches = loader.batches(progress.batches, progress.last_batch(len(loader)))
-        self._current_position: State | None = None  # before the batch that a step has now, until it is consumed
+        self._current_position: State | None = None  # before the current step's batch, until it is consumed
         self._peeked: tuple[State, GlobalBatch | None] | None = None  # the batch after that one, and its position
         self._last_position: State | None = None  # once it is closed
 
     def next(self) -> GlobalBatch | None:
-        """The next batch; None if there is none."""
+        """Return the next batch; None if there is none."""
         self._current_position, batch = self._peeked or self._fetch()
         self._peeked = None
         if batch is not None and self._progress.first_epoch is None:
@@ -100,17 +100,17 @@ class BatchCursor:
         return batch
 
     def peek(self) -> GlobalBatch | None:
-        """The batch after the current one, which stays the next. Of a stream, all ranks must peek together."""
+        """Return the next batch without moving on to it. With a stream, all ranks must peek together."""
         if self._peeked is None:
             self._peeked = self._fetch()
         return self._peeked[1]
 
     def consume(self) -> None:
-        """A step has used the current batch."""
+        """Record that a step has used the current batch."""
         self._current_position = None
 
     def position(self) -> State:
-        """Where the loader continues after the batches consumed so far, merged over all ranks; they ask together."""
+        """Return where the loader continues after the batches consumed so far. All ranks must call it together."""
         own = self._own_position()
         return merge_states(all_gather_object(own)) if own else {}
 
@@ -135,12 +135,12 @@ class BatchCursor:
 
 
 class StepBoundaries:
-    """Is a step the last of its epoch, or of its call of `steps`?"""
+    """Tells whether a step is the last of its epoch, or of its call of `steps`."""
 
     def __init__(
         self, progress: Progress, batches_per_epoch: int | None, peek: Callable[[], GlobalBatch | None]
     ) -> None:
-        """`peek` returns the batch after the present one; it is called only where there is no other way to know."""
+        """`peek` returns the batch after the current one; it is called only where there is no other way to know."""
         self.batches_per_epoch = batches_per_epoch
         self._progress = progress
         self._peek = peek
@@ -159,7 +159,7 @@ class StepBoundaries:
 
 
 def steps_per_epoch(loader: Loader) -> int | None:
-    """None if the loader does not know: it reads a stream, or a DataLoader whose sampler has no length."""
+    """Return the steps of an epoch; None for a stream, or for a DataLoader whose sampler has no length."""
     try:
         return len(loader)
     except TypeError:
@@ -167,7 +167,7 @@ def steps_per_epoch(loader: Loader) -> int | None:
 
 
 def run_length(loader: Loader, total_steps: int | None = None) -> RunLength:
-    """What durations such as `"2 epochs"` are converted with."""
+    """Return what durations such as `"2 epochs"` are converted with."""
     return RunLength(steps_per_epoch(loader), loader.global_batch, total_steps)
 
 
@@ -203,7 +203,7 @@ class ConsumedSamples:
             _extend(span["consumed"], batch.epoch, range(batch.number, batch.number + 1))
 
     def since_last_commit(self) -> list[dict[str, Any]]:
-        """A copy of all spans since the last committed checkpoint: for a snapshot, which commits nothing."""
+        """Return a copy of all spans since the last committed checkpoint: for a snapshot, which commits nothing."""
         return deepcopy(self._covered + self._spans)
 
     def restore(self, spans: list[dict[str, Any]]) -> None:
@@ -211,13 +211,13 @@ class ConsumedSamples:
         self._covered, self._spans, self._loader = deepcopy(spans), [], None
 
     def begin_commit(self) -> list[dict[str, Any]]:
-        """All spans that a checkpoint of the run's present state covers."""
+        """Return all spans that a checkpoint of the run's current state covers."""
         self._covered += self._spans
         self._spans = []
         return self._covered
 
     def end_commit(self, *, is_committed: bool) -> None:
-        """If the save failed, the next one covers these spans as well."""
+        """End a commit. If it failed, the next one covers its spans as well."""
         if is_committed:
             self._covered = []
 

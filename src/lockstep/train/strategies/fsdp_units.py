@@ -22,7 +22,7 @@ class FsdpOptions:
     Args:
         wrap: the classes of modules that become units.
         min_parameters: without `wrap`, modules with at least this many parameters become units.
-        cpu_offload: keep parameters in main memory while they are not used.
+        cpu_offload: keep parameters in host memory while they are not used.
         reshard_after_forward: free gathered parameters between forward and backward. False gathers once a step instead
             of twice, and needs more memory.
     """

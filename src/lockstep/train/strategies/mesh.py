@@ -56,7 +56,7 @@ class MeshSizes(NamedTuple):
 
 
 def mesh_sizes(parallel: str | Mapping[str, int | None], num_ranks: int) -> MeshSizes:
-    """Return the sizes that `parallel` asks for. A missing one of data and shard is computed; the others are 1."""
+    """Return the sizes that `parallel` asks for. If one of data and shard is missing, it is computed; the rest is 1."""
     given = {} if isinstance(parallel, str) else {axis: size for axis, size in parallel.items() if size is not None}
     require_known("parallel has no axis", given, MeshSizes._fields)
     for axis, size in given.items():
@@ -87,9 +87,8 @@ class Mesh(ShardedOptimizerStrategy):
         self._keep_gradients = keep_gradients
         self._shards: dict[Parameter, Parameter] = {}
         self._units: list[FsdpUnit] = []
-        self._replaced: dict[
-            int, tuple[weakref.ref[Parameter], Parameter]
-        ] = {}  # by id: tensors compare element by element
+        # By id, because tensors compare element by element.
+        self._replaced: dict[int, tuple[weakref.ref[Parameter], Parameter]] = {}
 
     def check(self) -> None:
         self.sizes = mesh_sizes(self.options.parallel, self.world.size)
@@ -135,7 +134,7 @@ class Mesh(ShardedOptimizerStrategy):
         if self.options.find_unused_parameters and reduce_unused is not None:
             reduce_unused(True)
         for name, parameter in model.named_parameters(remove_duplicate=False):
-            if (old := before[name]()) is not None:  # otherwise nobody refers to it any more
+            if (old := before[name]()) is not None:  # otherwise nothing refers to it any more
                 self._replaced[id(old)] = (before[name], parameter)
         self._units += [
             FsdpUnit(module, own) for module, own in zip(modules, _parameters_of_units(modules), strict=True)
@@ -264,7 +263,7 @@ def _parameters_of_units(modules: Sequence[nn.Module]) -> list[frozenset[Paramet
 
 
 def require_equal_work(loader: Loader, data_world: World, name: str, num_copies: int) -> None:
-    """Raise unless all ranks run equally many forward passes: these contain collectives, and a rank would wait.
+    """Raise unless all ranks run equally many forward passes: they contain collectives, so a rank with more would hang.
 
     `num_copies`: how many ranks run the same lanes.
     """

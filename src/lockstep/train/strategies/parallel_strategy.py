@@ -9,7 +9,6 @@ from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from lockstep.config.duration import RunLength
 from lockstep.data.evaluation_loader import EvaluationLoader
 from lockstep.data.loader_factory import Loader
 from lockstep.data.torch_loader import TorchLoader
@@ -22,6 +21,7 @@ from lockstep.engine.one_lane_engine import OneLaneEngine
 from lockstep.engine.tree_engine import TreeEngine
 from lockstep.engine.zero_sharding import ZeroSharding
 from lockstep.errors import UserError
+from lockstep.train.resume.progress import run_length
 from lockstep.train.step_options import StepOptions
 from lockstep.world.collectives import broadcast
 from lockstep.world.world import World
@@ -98,7 +98,7 @@ class ParallelStrategy:
             return OneLaneEngine(self.world, models)
         if self.options.determinism == "fast" or not loader.exact:
             if self._compressor is not None:
-                self._compressor.open(_length_of(loader))
+                self._compressor.open(run_length(loader))
             return FastEngine(
                 self.world,
                 loader.lanes,
@@ -220,13 +220,6 @@ def refuse_activation_checkpointing() -> NoReturn:
         "activation checkpointing does not work with parallel=dp on several GPUs, which copies the model every step: "
         "start a process for each GPU (-n auto)"
     )
-
-
-def _length_of(loader: Loader) -> RunLength:
-    try:
-        return RunLength(len(loader), loader.global_batch)
-    except TypeError:
-        return RunLength(None, loader.global_batch)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

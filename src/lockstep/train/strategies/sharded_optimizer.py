@@ -5,7 +5,7 @@ rank's shards, makes the steps and holds the state.
 """
 
 import copy
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -39,7 +39,7 @@ _ELEMENT_WISE = (
 _SCALAR_STATE = ("step", "mu_product", "eta", "mu")  # state entries of the whole parameter
 
 
-class ShardedOptimizerStrategy(ParallelStrategy):
+class ShardedOptimizerStrategy(ParallelStrategy, ABC):
     """Base of `Zero` and `Mesh`: steps are made by copies of the optimizers, on this rank's shards."""
 
     def __init__(self, world: World, options: StepOptions, *, keep_gradients: bool = False) -> None:

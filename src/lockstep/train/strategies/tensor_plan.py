@@ -3,10 +3,12 @@
 `tensor_plan: {"*.query": column, "*.out": row}` gives each pattern of module names a style:
 
 column     split the outputs of a Linear or an Embedding: each rank continues with its own features
-row        split the inputs of a Linear, which a column layer has left split; its output is whole again. Of an
+row        split the inputs of a Linear, as a column layer before it leaves them; its output is whole again. Of an
            Embedding, split the rows
-sequence   split the input of a norm or a dropout along dimension 1, as all activations between `row_to_sequence` and
-           `column_from_sequence` are, which convert. `…_gathered` make their output whole.
+sequence   split the input of a norm or a dropout along dimension 1. `row_to_sequence` leaves activations split like
+           that, and `column_from_sequence` takes them so
+
+A style `…_gathered` makes the output whole.
 """
 
 import difflib

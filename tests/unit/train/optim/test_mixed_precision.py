@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 def test_the_scale_starts_at_a_power_of_two_over_the_batch() -> None:
     scaler = LossScaler(48, CPU)
     assert scaler.scale == 2.0**16
-    assert scaler.factor.item() == scaler.number == 2.0**10  # 48 is rounded up to 64
+    assert scaler.factor.item() == scaler.factor_value == 2.0**10  # 48 is rounded up to 64
 
 
 def test_it_halves_on_overflow_and_doubles_after_many_good_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +51,11 @@ def test_its_state_comes_back() -> None:
     scaler.shrink()
     scaler.grow()
     other.load_state(scaler.state())
-    assert (other.scale, other.state()["good_steps"].item(), other.number) == (2.0**15, 1, scaler.number)
+    assert (other.scale, other.state()["good_steps"].item(), other.factor_value) == (
+        2.0**15,
+        1,
+        scaler.factor_value,
+    )
 
 
 def test_the_contexts_can_be_entered_again_and_again() -> None:

@@ -57,7 +57,7 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "1")
     for name in ("_FIRST_AFTER_S", "_MIN_INTERVAL_S"):
         monkeypatch.setattr(memory_snapshots, name, 0.0)
-    monkeypatch.setattr(memory_snapshots, "_COST", float("inf"))
+    monkeypatch.setattr(memory_snapshots, "_MAX_COST", float("inf"))
     return folder
 
 

@@ -1,6 +1,6 @@
 """Callbacks: what else a `Trainer` does at its few named points. `EarlyStopping` and `SaveBest` are built in.
 
-All ranks call them with the same values, so they come to the same decisions without exchanging anything.
+All ranks call them with the same values, so they come to the same decisions without communicating.
 """
 
 import math
@@ -78,7 +78,7 @@ class EarlyStopping(Callback):
     Args:
         metric: the metric's name.
         mode: "min" or "max": which direction is better.
-        patience: after how many evaluations in a row without an improvement training stops.
+        patience: stop after this many evaluations in a row without an improvement.
         min_delta: the smallest change that counts as an improvement.
     """
 

@@ -229,7 +229,7 @@ class Run:
         self._state.strategy.adopt(made)
         if isinstance(made, torch.optim.LBFGS):
             raise UserError(
-                "LBFGS evaluates the loss several times in a step, which steps do not support: use another optimizer"
+                "LBFGS evaluates the loss several times in a step, which `Step` does not support: use another optimizer"
             )
         self._state.add_optimizer(made)
         if schedule is not None:
@@ -366,7 +366,7 @@ class Run:
         return self._loop.steps(loader, epochs, steps, policy, self.finish if finish else None)
 
     def end_steps(self) -> None:
-        """End `run.steps(…)` after the current step, as if it had been asked for no more. All ranks must call it."""
+        """End `run.steps(…)` after the current step, as if it were the last one requested. All ranks must call it."""
         self._loop.end_steps()
 
     def rounds(
@@ -445,9 +445,7 @@ class Run:
         """
         loader = dataset if isinstance(dataset, EvaluationLoader) else EvaluationLoader(dataset, batch, self.world)
         loader = self._state.strategy.share_evaluation(loader)
-        precision = MixedPrecision(
-            self.options.precision, self.world.device
-        )  # not the lanes': theirs may be active now
+        precision = MixedPrecision(self.options.precision, self.world.device)  # the step's own may be entered already
         with heartbeat.during(Phase.EVALUATING), self._loop.timer.aside("evaluating"):
             results = evaluate(model, loader, metrics, self.world, seed=self.seed, precision=precision)
         self._state.strategy.settle()

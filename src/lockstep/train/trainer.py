@@ -82,7 +82,7 @@ class Trainer:
         self.model = self.run.prepare(model)
         self.optimizer = self.run.optimizer(self.model, optimizer, schedule)
         if ema is not None and not self.run.has_ema(ema):
-            raise UserError("ema= is not of this run, so no update would change it: make it with run.ema(model)")
+            raise UserError("ema= was not made by this run, so no update would move it: make it with run.ema(model)")
         self.ema = ema
         self.history: list[HistoryEntry] = []
         self.metrics: dict[str, Any] = {}  # of the latest evaluation

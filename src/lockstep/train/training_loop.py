@@ -40,7 +40,7 @@ from lockstep.world.world import World
 
 logger = logging.getLogger("lockstep")
 
-_FEW_SAMPLES = 16  # fewer in a lane are too few for batch norm
+_FEW_SAMPLES = 16  # batch norm with fewer in a lane is worth a warning
 
 
 @dataclass
@@ -134,7 +134,7 @@ class TrainingLoop:
             cursor.close()
 
     def end_steps(self) -> None:
-        """End this call of `steps` after the current step, as if it had been asked for no more."""
+        """End this call of `steps` after the current step, as if it were the last one requested."""
         if self._current is None:
             raise UserError("run.end_steps() belongs inside `for step in run.steps(…):`")
         self._is_ending = True

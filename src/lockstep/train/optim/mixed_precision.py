@@ -1,7 +1,7 @@
 """Mixed precision: autocast for a lane's forward pass, and for fp16 a loss scale that follows overflows.
 
 The scale is a power of two, so scaling and unscaling round nothing. Whether a step overflowed is read off the gradients
-over all lanes of all ranks, so all ranks see the same overflows without exchanging anything.
+over all lanes of all ranks, so all ranks see the same overflows without communicating.
 """
 
 import math

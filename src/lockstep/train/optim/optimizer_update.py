@@ -1,6 +1,6 @@
 """The update: check that gradients are finite, clip them, step the optimizers, move the EMAs.
 
-It sees only the gradients over all lanes of all ranks, so every rank makes the same update without exchanging anything.
+It sees only the gradients over all lanes of all ranks, so every rank makes the same update without communicating.
 """
 
 from collections.abc import Callable, Mapping, Sequence

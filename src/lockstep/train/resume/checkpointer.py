@@ -5,7 +5,7 @@ in stages:
 
     open()        claim the run folder, and read the newest checkpoint, if there is one
     begin_call()  in each call of `run.steps`: skip the call if the checkpoint was saved in a later one
-    restore()     in the call that it was saved in: load the checkpoint into the models, optimizers, loader, …
+    restore()     in the first call that is not skipped: load the checkpoint into the models, optimizers, loader, …
 
 From then on, and without a checkpoint from the start, the state in memory is the run's newest.
 """
@@ -108,11 +108,11 @@ class Checkpointer:
 
     @property
     def found_progress(self) -> Progress | None:
-        """How far the earlier attempt got whose checkpoint is not restored yet."""
+        """How far an earlier attempt got, as long as its checkpoint is not restored."""
         return None if self._found is None else self._found.progress
 
     def begin_call(self, number: int, epochs: int | None, steps: int | None, policy: CheckpointPolicy) -> bool:
-        """Begin the `number`-th call of `steps`. Returns False if it is to be skipped, as finished earlier."""
+        """Begin the `number`-th call of `steps`. Returns False if an earlier attempt finished it."""
         self._policy = policy
         if self._found is not None:
             found = self._found.progress

@@ -35,10 +35,7 @@ def numerics_of(options: StepOptions, loader: Loader) -> dict[str, Any]:
 
 
 def optimizer_settings(state: TrainState) -> dict[str, Any]:
-    """Return the settings that a script gives its optimizers, and a checkpoint would silently override.
-
-    As in `{"optimizer.lr": 0.1}`.
-    """
+    """Return the optimizers' settings, `{"optimizer.lr": 0.1, …}`, which a checkpoint would silently override."""
     return {
         f"{name}.{number}.{key}" if len(optimizer.param_groups) > 1 else f"{name}.{key}": _plain(value)
         for name, optimizer in state.optimizers.items()

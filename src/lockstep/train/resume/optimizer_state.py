@@ -65,7 +65,7 @@ def load_optimizer(
     owners = parameters_by_name(optimizer, models)
     groups = optimizer_value(optimizer, models, strategy)["groups"]
     if [group["params"] for group in groups] != [group["params"] for group in value["groups"]]:
-        raise UserError(f"{name} was saved with other parameters or groups: make it with those, in their order")
+        raise UserError(f"{name} was saved with other parameters or groups: use the same, in the same order")
     if value["kind"] != type(optimizer).__name__:  # only with resume="force"
         logger.warning("%s was a %s: its saved state does not fit a %s", name, value["kind"], type(optimizer).__name__)
         return

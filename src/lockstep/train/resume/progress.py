@@ -167,7 +167,7 @@ def steps_per_epoch(loader: Loader) -> int | None:
 
 
 def run_length(loader: Loader, total_steps: int | None = None) -> RunLength:
-    """Return what durations such as `"2 epochs"` are converted with."""
+    """Return the lengths that durations such as `"2 epochs"` are converted with."""
     return RunLength(steps_per_epoch(loader), loader.global_batch, total_steps)
 
 

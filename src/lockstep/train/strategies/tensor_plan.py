@@ -5,10 +5,10 @@
 column     split the outputs of a Linear or an Embedding: each rank continues with its own features
 row        split the inputs of a Linear, as a column layer before it leaves them; its output is whole again. Of an
            Embedding, split the rows
-sequence   split the input of a norm or a dropout along dimension 1. `row_to_sequence` leaves activations split like
-           that, and `column_from_sequence` takes them so
+sequence   split the input of a norm or a dropout along dimension 1. `row_to_sequence` splits its output like this, and
+           `column_from_sequence` expects its input split like this
 
-A style `…_gathered` makes the output whole.
+Styles that end in `_gathered` gather the output on every rank.
 """
 
 import difflib

@@ -118,7 +118,7 @@ def test_a_script_that_lost_a_loop_is_told(tmp_path: Path) -> None:
     script = Script(tmp_path / "run", momentum=0.9)
     for step in script.run.steps(script.loader, steps=3, finish=False):
         script.make(step)
-    with pytest.raises(UserError, match="had more calls of"):
+    with pytest.raises(UserError, match="got further, in a later call of"):
         script.run.finish()
     script.run.close()
     assert checkpoints(tmp_path / "run").steps() == [6, 3]
@@ -150,7 +150,7 @@ def test_a_save_is_made_although_the_loop_is_left(end: str, tmp_path: Path) -> N
 
 
 def test_there_is_nothing_to_save_before_the_first_loop(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="after the beginning"):
+    with pytest.raises(UserError, match=r"after run.steps\(…\) has begun"):
         Script(tmp_path / "run").run.save()
     Script(None).run.save()
 

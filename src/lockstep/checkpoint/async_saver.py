@@ -85,7 +85,7 @@ class Saver:
             folder: Where the checkpoints go.
             world: The ranks that save together.
             run_id: Recorded in every checkpoint.
-            attempt: Keeps the drafts of an earlier, killed process apart from ours.
+            attempt: The number of this attempt: keeps its drafts apart from those of an earlier, killed one.
             disk_saver: For a folder in memory: the run's saver for the disk. The two never save at the same time, so
                 they share the host memory for copies, and the process group, which the disk saver closes.
         """

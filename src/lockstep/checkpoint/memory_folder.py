@@ -62,8 +62,8 @@ def memory_folder_path(memory: Path, run_id: str) -> Path:
 def claim_memory_folder(path: Path, run_folder: Path) -> MemoryFolder:
     """Create or reopen the run's folder at `path` and lock it.
 
-    The content that an earlier attempt left stays. If it belongs to a run in another place, such as the original of
-    a copied run folder, it is removed.
+    Content left by an earlier attempt is kept, unless it belongs to a run folder at another path, such as the original
+    of a copied one: then it is removed.
     """
     try:
         with suppress(FileExistsError):

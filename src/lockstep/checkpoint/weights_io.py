@@ -58,7 +58,7 @@ def load_checkpoint(
             `.bin` file.
         weights: Which part of the checkpoint: `"model"`, or `"average"` for the moving average of the weights.
         best: Take the run folder's best checkpoint instead of its latest.
-        strict: With False, load what fits and log the rest.
+        strict: If False, load what fits and log the rest.
         pickled: Read pickle files. Only tensors and plain containers are accepted; nothing in them is executed.
         device: Move the model there once it is loaded.
 
@@ -217,7 +217,7 @@ def _state_dict_in(content: Any, path: Path) -> dict[str, Tensor]:
     nested = [key for key in _USUAL_KEYS if isinstance(content.get(key), dict)]
     if len(nested) > 1:
         raise CheckpointError(
-            f"{path} has several state dicts: {_listed(nested)}; save the one you mean to a file of its own"
+            f"{path} has several state dicts: {_listed(nested)}; save the one to load in a separate file"
         )
     found = content[nested[0]] if nested else content
     if not all(isinstance(name, str) and isinstance(value, Tensor) for name, value in found.items()):

@@ -45,8 +45,8 @@ class LaneLoader:
     """Splits a map-style data set into global batches, and those into lanes. [Note: sample keys]
 
     Workers are started once per call of `batches`, not per epoch, end with the iterator, and use one torch thread each.
-    They are started by torch's default method, on Linux fork: a forked process has none of this one's threads and
-    cannot use CUDA, so the data set must need neither.
+    They are started by torch's default method, which on Linux is fork: a forked process cannot use CUDA or the threads
+    of its parent, so the data set must not need them.
 
     Args:
         dataset: A data set with `__len__` and `__getitem__` (or `__getitems__`).

@@ -40,7 +40,7 @@ def choose_loader(
     None means that an option is not given. An option that the kind of data set does not have is an error.
 
     Args:
-        dataset: The data set, or a DataLoader; see `rebuild` for what becomes of a DataLoader.
+        dataset: The data set, or a DataLoader; see `rebuild` for how a DataLoader is handled.
         world: This process's place in the job.
         seed: Decides the order of the samples and the random numbers that the data set draws.
         global_batch: The number of samples of one step, over all processes. A DataLoader has its own batch size.

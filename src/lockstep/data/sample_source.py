@@ -170,7 +170,7 @@ def _table_of(dataset: Any) -> tuple[tuple[Tensor, ...], Tensor | None] | None:
 
 
 def _fetches_many(dataset: Any) -> bool:
-    """Does the data set have a `__getitems__` of its own? A `Subset` only passes on that of its data set."""
+    """Does the data set itself define `__getitems__`? A `Subset` only forwards that of its data set."""
     if isinstance(dataset, Subset) and type(dataset).__getitems__ is Subset.__getitems__:
         return _is_plain_subset(dataset) and _fetches_many(dataset.dataset)
     return callable(getattr(dataset, "__getitems__", None))

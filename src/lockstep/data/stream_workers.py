@@ -111,7 +111,7 @@ class _Verbatim(str):
 class _Requests:
     """Endless rounds of requests, one for each worker.
 
-    A class of its own, apart from `_ReadAhead`, so that no reference cycle keeps the workers alive.
+    Separate from `_ReadAhead`, so that no reference cycle keeps the workers alive.
     """
 
     def __init__(self, num_workers: int, epoch: int) -> None:

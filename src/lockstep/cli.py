@@ -63,18 +63,21 @@ def train(
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="key=value", help="Settings by dotted path: optim.lr=1e-3")
     ] = None,
-    # torchrun, in front of this command, would take --run for an abbreviation of one of its options.
+    # --run-dir is for `torchrun -m lockstep train`: torchrun takes --run for an abbreviation of its own --run-path.
     run: Annotated[
         Path | None, typer.Option("--run", "--run-dir", metavar="DIR", help="Run folder; default runs/CONFIG.")
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A smoke test of seconds: few steps, little data.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A smoke test that takes seconds: few steps, little data.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print events as JSON lines.")] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Resume although the run in the folder had other settings.")
+        bool, typer.Option("--force", help="Resume even if the settings differ from those of the run in the folder.")
     ] = False,
     accept_drift: Annotated[
-        bool, typer.Option("--accept-drift", help="Resume although another machine or version may change the result.")
+        bool,
+        typer.Option("--accept-drift", help="Resume even if a different machine or version may change the result."),
     ] = False,
     stop_after: Annotated[
         int | None, typer.Option("--stop-after", metavar="N", min=1, help="Save and stop after step N; exit code 75.")
@@ -93,12 +96,12 @@ def train(
     changes = [*(overrides or []), *(["quick=true"] if quick else [])]
     folder = run or Path("runs") / (Path(config).stem + ("-quick" if quick else ""))
     if plan is not None:
-        # An error stops the launcher before it starts a process. It imports no torch: the fork server does that.
+        # Checked here, so that an error stops the launcher before it starts a process. The launcher imports no torch.
         check_extras(load_config(config, changes).log)
         flags = {"--quiet": quiet, "--json": as_json, "--force": force, "--accept-drift": accept_drift}
-        modes = [flag for flag, is_given in flags.items() if is_given]
-        modes += [] if stop_after is None else ["--stop-after", str(stop_after)]
-        raise typer.Exit(start_agent(plan, ["-m", "lockstep", "train", config, *changes, "--run", str(folder), *modes]))
+        given = [flag for flag, is_given in flags.items() if is_given]
+        given += [] if stop_after is None else ["--stop-after", str(stop_after)]
+        raise typer.Exit(start_agent(plan, ["-m", "lockstep", "train", config, *changes, "--run", str(folder), *given]))
     recipe, settings = load_recipe(config, changes)
     check_extras(settings.log)
     resume: Resume = "force" if force else "accept-drift" if accept_drift else "auto"

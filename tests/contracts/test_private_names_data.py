@@ -102,7 +102,7 @@ def test_without_dtensor_offsets_strided_shards_are_refused() -> None:
         def is_replicate(self) -> bool:
             return False
 
-    with pytest.raises(LockstepError, match=r"cannot be saved with torch .* tested with torch 2\.13"):
+    with pytest.raises(LockstepError, match=r"cannot be saved with torch .*: use torch 2\.13"):
         dtensor.chunk_sizes_and_offsets((4,), None, [StridedShard()])
 
 

@@ -123,7 +123,7 @@ def test_a_small_memory_is_said_and_the_disk_is_used(tmp_path: Path, memory: Pat
     (line,) = (line for line in finished.out.splitlines() if "snapshots" in line)
     assert re.search(
         r"no snapshots in memory; after a kill, the run continues from the last checkpoint on the disk: "
-        r"\S+ has 0\.6 MB free, of which 0\.1 MB must stay free, and 0\.5 MB are needed for 2 of 0\.3 MB",
+        r"\S+ has 0\.6 MB free, of which 0\.1 MB must stay free, and 0\.5 MB is needed for 2 of 0\.3 MB",
         line,
     )
     assert (tmp_path / "run" / "checkpoints" / "step-300").is_dir()

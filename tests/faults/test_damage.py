@@ -94,7 +94,7 @@ def _check_line(error: CheckpointError, place: Path) -> None:
     text = str(error)
     assert text.startswith(str(place))
     assert text.isprintable()
-    assert "manifest.json" in text or ".safetensors" in text or "not where it was written" in text
+    assert "manifest.json" in text or ".safetensors" in text or "renamed or replaced" in text
 
 
 def _read(folder: Path) -> Tree:

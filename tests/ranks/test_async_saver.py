@@ -207,7 +207,7 @@ def train_while_saving(world: World, folder: str) -> tuple[list[str], bool, Save
         parts["kept.small"]["x"].zero_()
         barrier()  # collectives of training do not interfere with those of the save
         found = [path.name for path in Path(folder).glob("**/*.safetensors")]
-        is_in_progress = saver.news() is None
+        is_in_progress = saver.poll() is None
         with pytest.raises(AssertionError, match="comes before"):
             saver.save(SaveContent(2, parts, {}), KEEP)  # it would need a second copy
         barrier()

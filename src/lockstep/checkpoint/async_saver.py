@@ -1,8 +1,8 @@
-"""Saves checkpoints in a background thread, on all ranks together, while training goes on. [Note: a save]
+"""Save checkpoints in a background thread, on all ranks together, while training continues. [Note: a save]
 
 `save()`     on every rank: copy what this rank is to write, start the thread, return
-the thread   finishes the copies → writes this rank's files into the draft folder → all ranks exchange how it went
-             → rank 0 commits the draft (`CheckpointStore.commit`) or removes it → all ranks learn the outcome
+the thread   finishes the copies → writes this rank's files into the draft folder → exchanges reports with all ranks
+             → on rank 0, commits the draft (`CheckpointStore.commit`) or removes it → broadcasts the outcome
 
 Each file has one owner, so the ranks share the work; shards are written by the rank that holds them. At most one save
 is in progress, so there is at most one copy. The threads use a process group of their own: training does not wait.
@@ -85,7 +85,7 @@ class Saver:
             folder: Where the checkpoints go.
             world: The ranks that save together.
             run_id: Recorded in every checkpoint.
-            attempt: Keeps the drafts of an earlier, killed process apart from ours.
+            attempt: The number of this attempt: keeps its drafts apart from those of an earlier, killed one.
             disk_saver: For a folder in memory: the run's saver for the disk. The two never save at the same time, so
                 they share the host memory for copies, and the process group, which the disk saver closes.
         """
@@ -145,7 +145,7 @@ class Saver:
         """Wait until everything that an optimizer update changes has been copied; call it before each update."""
         self._copies.wait()
 
-    def news(self) -> SaveOutcome | None:
+    def poll(self) -> SaveOutcome | None:
         """Return the outcome of the last save if it has finished and was not returned before. Does not wait."""
         return self.wait() if self._outcome is not None and self._outcome.done() else None
 
@@ -162,7 +162,7 @@ class Saver:
     def close(self, *, abandon: bool = False) -> None:
         """Wait for the save in progress and close the process group.
 
-        With `abandon=True` it waits for nobody: the save in progress may or may not be committed.
+        With `abandon=True` it does not wait: the save in progress may or may not be committed.
         """
         if abandon:
             return

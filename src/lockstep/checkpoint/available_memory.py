@@ -1,14 +1,14 @@
 """How much memory is available, and whether a snapshot still fits into shared memory.
 
-Files in /dev/shm use the same memory as everything else. A run that only just fits must not be killed by the kernel
-because of its own snapshots.
+Files in /dev/shm use the same memory as everything else. The kernel must not kill a run that only just fits because of
+the run's own snapshots.
 """
 
 import os
 import re
 from pathlib import Path
 
-_RESERVED_FRACTION = 1 / 8  # of the file system stays free: data workers hand over their samples there
+_RESERVED_FRACTION = 1 / 8  # of the file system stays free: data workers pass their samples through it
 _MAX_FRACTION = 1 / 2  # of the available memory
 _MAX_BYTES = 2**16
 
@@ -27,13 +27,13 @@ def why_no_room(folder: Path, num_bytes: int, available: int | None = None) -> s
     if num_bytes + reserve > free:
         return (
             f"{folder} has {format_megabytes(free)} free, of which {format_megabytes(reserve)} must stay free, "
-            f"and {format_megabytes(num_bytes)} are needed"
+            f"and {format_megabytes(num_bytes)} is needed"
         )
     available = available_memory_bytes() if available is None else available
     if available is not None and num_bytes > available * _MAX_FRACTION:
         return (
-            f"{format_megabytes(available)} of memory are available, "
-            f"and {format_megabytes(num_bytes)} would be more than half"
+            f"{format_megabytes(available)} of memory is available, "
+            f"and {format_megabytes(num_bytes)} would be more than half of it"
         )
     return None
 

@@ -34,8 +34,8 @@ class Retention(NamedTuple):
     keep: int = 3
     keep_every: int | None = None
 
-    def stays(self, num_newer: int, step: int) -> bool:
-        """Does the checkpoint of `step` stay, if `num_newer` are newer?"""
+    def keeps(self, num_newer: int, step: int) -> bool:
+        """Is the checkpoint of `step` kept, if `num_newer` are newer?"""
         return num_newer < self.keep or (self.keep_every is not None and step % self.keep_every == 0)
 
 
@@ -71,7 +71,7 @@ class CheckpointStore:
         path = self.path(step)
         manifest = read_manifest(path)
         if manifest.step != step:
-            raise CheckpointError(f"{path}: holds step {manifest.step}, so it is not where it was written")
+            raise CheckpointError(f"{path}: holds step {manifest.step}, so the folder was renamed or replaced")
         return manifest
 
     def find(self, commit: str) -> Manifest | None:
@@ -97,7 +97,7 @@ class CheckpointStore:
         return Checkpoint(path, manifest, values)
 
     def newest_intact(self, run_id: str, warn: Callable[[str], None]) -> Checkpoint | None:
-        """Load the newest intact checkpoint of this run; `warn` is told why each newer one is not used."""
+        """Load the newest intact checkpoint of this run; `warn` is called with the reason for each one skipped."""
         for step in self.steps():
             try:
                 found = self.load(step)
@@ -106,7 +106,7 @@ class CheckpointStore:
                 continue
             if found.manifest.run_id == run_id:
                 return found
-            warn(f"{found.path}: is of another run ({found.manifest.run_id}; this one is {run_id})")
+            warn(f"{found.path}: belongs to another run ({found.manifest.run_id}; this one is {run_id})")
         return None
 
     def draft(self, step: int, token: str) -> Path:
@@ -135,16 +135,16 @@ class CheckpointStore:
             durable_files.replace_file(self.folder / "BEST", pointer)
 
     def prune(self, retention: Retention, newest: int) -> None:
-        """Remove the checkpoints that are not to stay.
+        """Remove the checkpoints that `retention` does not keep.
 
         Args:
-            retention: Which ones to keep. The best one stays in any case.
+            retention: Which ones to keep. The best one is always kept.
             newest: The step that was committed last. Later ones were damaged and passed over when the run resumed:
-                they stay, and do not count as newer.
+                they are kept, and do not count as newer.
         """
         best = self.newest_readable_best()
         for num_newer, step in enumerate(step for step in self.steps() if step <= newest):
-            if not retention.stays(num_newer, step) and step != best:
+            if not retention.keeps(num_newer, step) and step != best:
                 durable_files.remove_folder(self.path(step))
 
     def best(self) -> int | None:
@@ -159,7 +159,7 @@ class CheckpointStore:
                     return step
             except CheckpointError:
                 if not self.path(step).exists():
-                    continue  # a running training has just pruned it, and it never prunes the best
+                    continue  # the running job has just pruned it, and it never prunes the best
                 named = self._named_best()
                 if named is None:
                     raise

@@ -14,10 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from lockstep.events.atomic_files import flush as flush  # so that callers find every file operation here
+from lockstep.events.atomic_files import (
+    flush as flush,
+)  # re-exported, so that all file operations of a save are in this module
 
 _CHUNK_BYTES = 4 * 2**20
-_HASHING_THREADS = 4  # more do not help: memory or the disk is the limit by then
+_HASHING_THREADS = 4  # with more, memory or the disk is the limit
 
 
 def make_folder(path: Path) -> None:

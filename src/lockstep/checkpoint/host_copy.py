@@ -1,10 +1,10 @@
-"""Copies tensors to host memory, so that training can go on while they are written. [Note: late copies]
+"""Copy tensors to host memory, so that training can continue while they are written. [Note: late copies]
 
 The memory is reused from one save to the next: allocating fresh memory costs several times as much as copying.
 
 Copying stalls training, so it is deferred where that is safe: tensors that only the next optimizer update will change
-can be copied during the next forward and backward pass, and the update waits for the copy. If a script changes them all
-the same, by reaching into its optimizer, their version counter shows it and the copy is not used.
+can be copied during the next forward and backward pass, and the update waits for the copy. If a script changes them
+anyway, by reaching into its optimizer, their version counter shows it and the copy is not used.
 """
 
 import threading

@@ -141,7 +141,7 @@ def read_lineage(ledger: Path, manifests: Iterable[Manifest], faults: Faults) ->
             continue
         if commits.setdefault(commit.name, commit) != commit:
             faults.add(f"{ledger.name}: its line of {commit} differs from the checkpoint's manifest")
-        commits[commit.name] = commit  # the manifest has a hash, the line has none
+        commits[commit.name] = commit  # trust the manifest: it has a hash, the line has none
     if not commits:
         return Lineage([], 0)
     path = _path_to_newest(commits, faults)
@@ -157,7 +157,7 @@ def printable_value(value: Any) -> str:
 def _append(path: Path, data: bytes) -> None:
     with path.open("ab", buffering=0) as file:
         if file.tell() and not ends_with_newline(path):
-            data = b"\n" + data  # a kill has left half a line: start a new one
+            data = b"\n" + data  # a kill tore the last line: start a new one
         if file.write(data) != len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         os.fsync(file.fileno())
@@ -173,12 +173,12 @@ def _read_commits(ledger: Path, faults: Faults) -> dict[str, Commit]:
     for line in read_ledger(ledger):
         commit = _parse(line, ledger.name, faults)
         if commit is not None and commits.setdefault(commit.name, commit) != commit:
-            faults.add(f"{ledger.name}: {commit} is there twice, with different contents")
+            faults.add(f"{ledger.name}: {commit} appears twice, with different contents")
     return commits
 
 
 def _path_to_newest(commits: Mapping[str, Commit], faults: Faults) -> list[Commit]:
-    """Follow the parents back from the newest commit: of the last attempt, the one that is nobody's parent."""
+    """Follow the parents back from the newest commit: in the last attempt, the one that is no commit's parent."""
     parents = {commit.parent for commit in commits.values()}
     ends = [commit for commit in commits.values() if commit.name not in parents]
     if not ends:

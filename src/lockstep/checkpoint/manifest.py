@@ -139,7 +139,10 @@ def _parse(data: bytes) -> Manifest:
         raise _InvalidManifest("is damaged: it is not JSON") from None
     _require(isinstance(content, dict), "is damaged: it is not a JSON object")
     version = content.get("format")
-    _require(version == FORMAT_VERSION, f"has format {_describe(version)}; this lockstep reads {FORMAT_VERSION}")
+    _require(
+        version == FORMAT_VERSION,
+        f"has format {_describe(version)}; this version of lockstep reads format {FORMAT_VERSION}",
+    )
     body, seal, rest = data.rpartition(_SEAL)
     is_intact = seal and rest == hashlib.sha256(body).hexdigest().encode() + _END
     _require(is_intact, "is damaged: it does not match its own hash")

@@ -4,7 +4,7 @@ MEMORY/lockstep-UID-RUN_ID/.lock      held by rank 0 while it trains
                            .run       the path of the run folder
                            step-N/    a snapshot, in the format of a checkpoint
 
-Anybody can write to /dev/shm, so a folder is used only if it belongs to this user and is closed to all others.
+Anyone can write to /dev/shm, so a folder is used only if it belongs to this user and nobody else can access it.
 """
 
 import os
@@ -26,7 +26,7 @@ from lockstep.events.run_folder import RunFolder
 _RUN_ID = re.compile(r"[0-9a-f]{16,64}")
 _MAX_AGE_S = 24 * 3600.0  # older folders are removed
 _MAX_PATH_BYTES = 4096
-_LOCK_TIMEOUT_S = 1.0  # another run that looks for leftovers holds the lock for a moment
+_LOCK_TIMEOUT_S = 1.0  # another run that looks for abandoned folders holds the lock for a moment
 _LOCK_POLL_S = 0.02
 _LOCK, _RUN = ".lock", ".run"
 
@@ -37,7 +37,7 @@ class MemoryFolderError(Exception):
 
 @dataclass(frozen=True)
 class MemoryFolder:
-    """A folder in shared memory that this process holds the lock of."""
+    """A folder in shared memory, locked by this process."""
 
     path: Path
     lock: TextIO
@@ -55,21 +55,21 @@ class MemoryFolder:
 def memory_folder_path(memory: Path, run_id: str) -> Path:
     """Return the path of a run's folder under `memory`, such as /dev/shm."""
     if not _RUN_ID.fullmatch(run_id):
-        raise MemoryFolderError(f"the run id {run_id[:40]!r} in run.json is not one that lockstep gives")
+        raise MemoryFolderError(f"the run id {run_id[:40]!r} in run.json is not valid: expected 16 to 64 hex digits")
     return memory / f"{_prefix()}{run_id}"
 
 
 def claim_memory_folder(path: Path, run_folder: Path) -> MemoryFolder:
     """Create or reopen the run's folder at `path` and lock it.
 
-    The content that an earlier attempt left stays. If it belongs to a run in another place, such as the original of
-    a copied run folder, it is removed.
+    Content left by an earlier attempt is kept, unless it belongs to a run folder at another path, such as the original
+    of a copied one: then it is removed.
     """
     try:
         with suppress(FileExistsError):
             path.mkdir(mode=0o700)
         if not _is_private(path):
-            raise MemoryFolderError(f"{path} is not a folder that you alone may use")
+            raise MemoryFolderError(f"{path} is not a folder that only you can access: remove it")
         deadline = time.monotonic() + _LOCK_TIMEOUT_S
         while (lock := _try_lock(path)) is None and time.monotonic() < deadline:
             time.sleep(_LOCK_POLL_S)
@@ -94,7 +94,7 @@ def sweep_memory_folders(memory: Path, spare: Path) -> None:
 
     Args:
         memory: Where the folders are, such as /dev/shm.
-        spare: This run's own folder. It is in use, and even to check its lock would release that lock.
+        spare: This run's own folder. It is in use, and even checking its lock would release that lock.
     """
     for path in _own_folders(memory):
         with suppress(OSError):

@@ -62,7 +62,7 @@ def assemble(sharded: Mapping[str, ShardedTensor], files: Mapping[str, Mapping[s
 def _assemble_one(name: str, tensor: ShardedTensor, files: Mapping[str, Mapping[str, Tensor]]) -> Tensor:
     pieces = [(piece, _content(name, piece, files)) for piece in tensor.pieces]
     boxes = [_box(piece, content) for piece, content in pieces]
-    problem = f"the pieces of {printable_line(name)} do not make a tensor of {tuple(tensor.shape)}"
+    problem = f"the pieces of {printable_line(name)} do not form a tensor of shape {tuple(tensor.shape)}"
     # The right number of elements, all inside the tensor, and none twice: then nothing is missing. The first two are
     # checked before memory for the tensor is allocated, so that a forged shape cannot ask for more than was read.
     is_complete = sum(content.numel() for _, content in pieces) == prod(tensor.shape) and pieces

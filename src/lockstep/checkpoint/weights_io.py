@@ -58,7 +58,7 @@ def load_checkpoint(
             `.bin` file.
         weights: Which part of the checkpoint: `"model"`, or `"average"` for the moving average of the weights.
         best: Take the run folder's best checkpoint instead of its latest.
-        strict: With False, load what fits and log the rest.
+        strict: If False, load what fits and log the rest.
         pickled: Read pickle files. Only tensors and plain containers are accepted; nothing in them is executed.
         device: Move the model there once it is loaded.
 
@@ -73,7 +73,7 @@ def load_checkpoint(
     fit = _fit(own, found, place)
     if fit.misfits and strict:
         misfits = "\n".join(f"  {line}" for line in fit.misfits)
-        raise UserError(f"{place} does not fit the model; strict=False would load what does\n{misfits}")
+        raise UserError(f"{place} does not fit the model; pass strict=False to load what does\n{misfits}")
     if fit.misfits:
         logger.warning("%s: loaded %d of %d; %s", place, len(fit.tensors), len(own), "; ".join(fit.misfits))
     # Tensors that are not loaded get their own value again: modules see a complete state of their current version.
@@ -133,7 +133,7 @@ def _check_ready(tensors: Iterable[Tensor], device: str | torch.device | None) -
 
 
 def _read(source: Source, weights: str, *, best: bool, pickled: bool) -> tuple[Path, dict[str, Tensor]]:
-    """Return the file or checkpoint that `source` means, and the weights in it."""
+    """Return the file or checkpoint that `source` refers to, and the weights in it."""
     path = Path(source)
     try:
         status = path.stat()
@@ -149,7 +149,7 @@ def _read(source: Source, weights: str, *, best: bool, pickled: bool) -> tuple[P
         if path.suffix in _PICKLES:
             if not pickled:
                 raise UserError(
-                    f"{path} is a pickle, which can contain code: pickled=True reads it if it holds only tensors"
+                    f"{path} is a pickle, which can contain code: pass pickled=True to read it if it holds only tensors"
                 )
             return path, _from_pickle(path, status.st_size)
     except SafetensorError as error:
@@ -192,7 +192,7 @@ def _from_pickle(path: Path, num_bytes: int) -> dict[str, Tensor]:
             with zipfile.ZipFile(path) as archive:
                 # torch.save never compresses. A small file that unpacks to a huge one is meant to fill the memory.
                 if sum(entry.file_size for entry in archive.infolist()) > num_bytes:
-                    raise CheckpointError(f"{path} is refused: it is compressed, as torch.save never does")
+                    raise CheckpointError(f"{path} is refused: it is compressed, which torch.save never does")
         content = torch.load(path, map_location="cpu", weights_only=True)
     except (CheckpointError, OSError):
         raise
@@ -217,7 +217,7 @@ def _state_dict_in(content: Any, path: Path) -> dict[str, Tensor]:
     nested = [key for key in _USUAL_KEYS if isinstance(content.get(key), dict)]
     if len(nested) > 1:
         raise CheckpointError(
-            f"{path} has several state dicts: {_listed(nested)}; save the one you mean to a file of its own"
+            f"{path} has several state dicts: {_listed(nested)}; save the one to load in a separate file"
         )
     found = content[nested[0]] if nested else content
     if not all(isinstance(name, str) and isinstance(value, Tensor) for name, value in found.items()):
@@ -254,7 +254,7 @@ def _fit(own: Mapping[str, Tensor], found: Mapping[str, Tensor], place: Path) ->
         mine, theirs = own[name], found[their_name]
         first = first_names.get(id(mine), name)
         if mine.shape != theirs.shape or not torch.can_cast(theirs.dtype, mine.dtype):
-            different.append(f"{_printable(name)} is {_describe(theirs)} there, {_describe(mine)} here")
+            different.append(f"{_printable(name)} is {_describe(theirs)} in the source, {_describe(mine)} in the model")
         elif first != name and not _same_bits(tensors[first], theirs):
             untied.append(f"{_printable(name)} and {_printable(first)}")
         else:
@@ -264,10 +264,10 @@ def _fit(own: Mapping[str, Tensor], found: Mapping[str, Tensor], place: Path) ->
     taken = set(pairs.values())
     unexpected = [name for name in found if name not in taken]
     kinds = {
-        "missing there": _listed(missing),
-        "not in the model": _listed(unexpected),
-        "of another shape or type": _counted(different),
-        "one tensor in the model, two values there": _counted(untied),
+        "missing": _listed(missing),
+        "unexpected": _listed(unexpected),
+        "shape or dtype differs": _counted(different),
+        "tied in the model, but not in the source": _counted(untied),
     }
     return _Fit(tensors, [f"{kind}: {what}" for kind, what in kinds.items() if what])
 

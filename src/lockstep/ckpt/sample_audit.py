@@ -107,7 +107,7 @@ def _manifests(folder: RunFolder, notes: list[str]) -> list[Manifest]:
         if run_id in (None, manifest.run_id):
             manifests.append(manifest)
         else:
-            notes.append(f"skipped: {store.path(step)}: is of another run")
+            notes.append(f"skipped: {store.path(step)}: belongs to another run")
     return manifests
 
 

@@ -1,5 +1,5 @@
 """Configs: YAML files and overrides become one validated, immutable value; environment variables.
 
-Import from the modules of this folder, which imports nothing itself: `import lockstep` reaches `environment` and must
-work without pydantic and PyYAML.
+This file imports nothing: scripts that use `environment` must work without pydantic and PyYAML. Import from the modules
+in this folder.
 """

@@ -1,4 +1,4 @@
-"""Checks a script's arguments: each failure is one line with the name and the value."""
+"""Check a script's arguments: each failure is one line with the name and the value."""
 
 import difflib
 from collections.abc import Iterable, Sequence

@@ -17,7 +17,7 @@ from lockstep.config.field_types import PRIVATE_FORMAT, references
 from lockstep.config.located_value import KeyPath, LocatedValue, Plain, dotted, printable, show_value
 
 MAX_PROBLEMS = 50  # as many as anyone will read: a wrong file may have a hundred thousand
-ONLY_PRIVATE = "would be written to the run folder; only fields of type Private may refer to environment variables"
+ONLY_PRIVATE = "is not replaced here: only fields of type Private may refer to environment variables; write the value"
 
 # Errors that say no more than the outline does, besides those whose type ends in `_type` or `_parsing`.
 _WORDED_BY_OUTLINE = {
@@ -57,7 +57,7 @@ def describe_problems(errors: Sequence[ErrorDetails], root: LocatedValue, schema
     enclosing = {path[:length] for path, _ in located_errors for length in range(len(path))}
     for path, error in located_errors:
         # Each branch of a union reports its own errors. The outline's words cover all branches, so one line is enough;
-        # and where the value matches a branch but for something inside it, that is the error to show.
+        # and if the value fits a branch except for something inside it, the error inside is the one to show.
         if path in enclosing and _is_worded_by_outline(error["type"]):
             continue
         lines.setdefault(path, _line(error, path, root, outline))

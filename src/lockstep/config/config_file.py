@@ -1,4 +1,4 @@
-"""Reads a config: its YAML file, the `base:` files it builds on, and `key=value` overrides.
+"""Read a config: its YAML file, the `base:` files it builds on, and `key=value` overrides.
 
 Loading takes two steps because the command line must see `recipe:` before it knows which schema to validate against:
 
@@ -143,7 +143,7 @@ def _split_base(document: LocatedValue) -> tuple[LocatedValue, LocatedValue | No
 
 
 def _base_path(base: LocatedValue, folder: Path, builtin: BuiltinLookup | None) -> Path:
-    """A built-in config's file, so that its name means the same in every folder; else a path relative to `folder`."""
+    """The file of the built-in config that `base:` names; if there is none, a path relative to `folder`."""
     name = base.content
     if not isinstance(name, str) or not name:
         expected = "the path of a file or the name of a built-in config"

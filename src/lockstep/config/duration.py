@@ -18,7 +18,7 @@ from lockstep.errors import UserError
 Unit = Literal["steps", "epochs", "samples"]
 
 _LIMIT = 2**63
-# Few enough digits that a duration that is shown reads back as the same.
+# Limits the digits, so that `parse(str(duration))` gives an equal duration.
 _NUMBER = r"(?:[0-9]{1,19}(?:\.[0-9]{0,19})?|\.[0-9]{1,19})(?:[eE]\+?[0-9]{1,2})?"
 _PATTERN = re.compile(rf"\s*({_NUMBER})\s*(?:(step|epoch|sample)s?)?\s*")
 _UNITS: dict[str | None, Unit] = {None: "steps", "step": "steps", "epoch": "epochs", "sample": "samples"}

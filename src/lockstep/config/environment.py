@@ -1,7 +1,7 @@
 """Environment variables: the only module that reads or writes them.
 
-What launchers set is parsed in `placement.py`: `read_role` … here pass the process environment to `parse_role` … there,
-which take any mapping and so can be tested.
+`placement.py` parses what launchers set: the functions `read_…` here pass the process's environment to the functions
+`parse_…` there, which take any mapping, so that tests need not change the environment.
 """
 
 import os
@@ -51,7 +51,7 @@ class VerifyRequest:
 
     folder: Path  # where each rank records what it prints, writes and computes
     runs: Path | None = None  # replaces a script's own run folders; None if it is not a script
-    steps: int = 0  # a script ends after this many
+    steps: int = 0  # stop a script after this many
 
 
 def read_role(nproc_given: bool) -> Role:

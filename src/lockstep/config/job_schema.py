@@ -15,7 +15,7 @@ _Threads = Annotated[int, Field(ge=1, le=1024), BeforeValidator(read_whole)]
 
 
 class WandbConfig(Frozen):
-    """Weights & Biases. Keys that are not set are left to W&B: its own variables (WANDB_PROJECT …), its defaults."""
+    """Weights & Biases. For keys that are not set, W&B uses its own variables (WANDB_PROJECT …) and defaults."""
 
     project: str | None = None
     entity: str | None = None
@@ -23,7 +23,7 @@ class WandbConfig(Frozen):
     tags: tuple[str, ...] = ()
     mode: Literal["online", "offline", "disabled"] | None = None
     init_timeout_s: Positive = 60.0  # all ranks wait while rank 0 connects: keep it below timeout_s
-    finish_timeout_s: Positive = 60.0  # for uploading the rest at the end
+    finish_timeout_s: Positive = 60.0  # for the last uploads, at the end of the run
     required: Flag = False  # true: an error if W&B cannot start; false: a warning
 
 

@@ -1,4 +1,4 @@
-"""Parses the variables of torchrun, Slurm and others into a process's rank, world size and address.
+"""Parse the variables of torchrun, Slurm and others into a process's rank, world size and address.
 
 torchrun and `lockstep run` set RANK, WORLD_SIZE, LOCAL_RANK …; Slurm sets SLURM_PROCID …; people set the same names as
 torchrun by hand; `torch.distributed.launch` passes an argument, `--local-rank`. Here all of these become one value,
@@ -107,8 +107,8 @@ def parse_node(nproc: int, environ: Mapping[str, str]) -> MachineNode:
         _check_rank(first_rank, world_size, "RANK", "WORLD_SIZE")
         if world_size % nproc or first_rank % nproc:
             raise WorldError(
-                f"RANK={first_rank} and WORLD_SIZE={world_size} are not multiples of -n {nproc}: "
-                "on machines of unequal size give --nnodes and --node-rank instead"
+                f"RANK={first_rank} and WORLD_SIZE={world_size} must be multiples of -n {nproc}: "
+                "if machines start different numbers of processes, use --nnodes and --node-rank instead"
             )
         if world_size == nproc:
             return MachineNode()
@@ -147,7 +147,10 @@ def _from_rank_variables(environ: Mapping[str, str], argv: Sequence[str]) -> Pla
         environ, "LOCAL_WORLD_SIZE", default=world_size if is_on_one_machine else local_rank + 1
     )
     if local_rank >= local_world_size:
-        raise WorldError(f"LOCAL_RANK={local_rank} but LOCAL_WORLD_SIZE={local_world_size}: local ranks start at 0")
+        raise WorldError(
+            f"LOCAL_RANK={local_rank} but LOCAL_WORLD_SIZE={local_world_size}: "
+            "local ranks go from 0 to LOCAL_WORLD_SIZE - 1"
+        )
     if AGENT_PID in environ:
         launcher: Launcher = "lockstep"
     else:
@@ -187,7 +190,7 @@ def _master_address(environ: Mapping[str, str]) -> tuple[str, int]:
             "MASTER_ADDR is not set: every process needs the address of rank 0's machine "
             f"(MASTER_ADDR={LOOPBACK} on one machine)"
         )
-    port = _required_number(environ, "MASTER_PORT", f"MASTER_ADDR={environ['MASTER_ADDR']}")
+    port = _required_number(environ, "MASTER_PORT", f"MASTER_ADDR={environ['MASTER_ADDR']}", "set it too")
     if not 0 < port < 65536:
         raise WorldError(f"MASTER_PORT={port} is not a port: expected 1 to 65535")
     return environ["MASTER_ADDR"], port
@@ -215,7 +218,7 @@ def _from_slurm(environ: Mapping[str, str]) -> Placement:
     master_addr, master_port = _slurm_master_address(environ)
     return Placement(
         rank=rank,
-        local_rank=_required_number(environ, "SLURM_LOCALID", f"SLURM_PROCID={rank}"),
+        local_rank=_required_number(environ, "SLURM_LOCALID", f"SLURM_PROCID={rank}", "launch with srun"),
         world_size=world_size,
         local_world_size=_num_tasks_on_node(environ.get("SLURM_STEP_TASKS_PER_NODE", str(world_size)), node),
         node=node,
@@ -261,9 +264,9 @@ def _check_rank(rank: int, world_size: int, rank_name: str, size_name: str) -> N
         raise WorldError(f"{rank_name}={rank} but {size_name}={world_size}: ranks go from 0 to {world_size - 1}")
 
 
-def _required_number(environ: Mapping[str, str], name: str, because: str) -> int:
+def _required_number(environ: Mapping[str, str], name: str, because: str, remedy: str = "set both, or neither") -> int:
     if not environ.get(name):
-        raise WorldError(f"{name} is not set, though {because}: set both, or neither")
+        raise WorldError(f"{name} is not set, though {because}: {remedy}")
     return read_number(environ, name)
 
 

@@ -22,11 +22,13 @@ class EvolutionConfig(Frozen):
 
     elites: Whole | None = None  # parents that survive if no child is better; by default all of them
     tournament_size: Count = 2  # the best of this many designs becomes a parent: larger is greedier
-    crossover_rate: _Fraction = 0.9  # of children that have two parents
-    blend_rate: _Fraction = 0.3  # of gene groups that are blended from both parents instead of copied from one
-    mutation_rate: _Fraction | None = None  # of genes that mutate; by default one gene per child on average
+    crossover_rate: _Fraction = 0.9  # fraction of children that have two parents
+    blend_rate: _Fraction = 0.3  # fraction of gene groups that are blended from both parents, not copied from one
+    mutation_rate: _Fraction | None = None  # fraction of genes that mutate; by default one gene per child on average
     mutation_strength: _PositiveFraction = 0.1  # standard deviation of a mutation, as a fraction of the gene's range
-    strength_floor: _PositiveFraction = 1e-6  # the least that it shrinks to as the population converges
+    strength_floor: _PositiveFraction = (
+        1e-6  # the minimum to which mutation_strength shrinks as the population converges
+    )
 
     @field_validator("strength_floor")
     @classmethod
@@ -42,7 +44,7 @@ class EvolutionConfig(Frozen):
 
 
 class StageConfig(Frozen):
-    """Settings that apply from a generation on: the weights of the value and policy losses, and how much is guided."""
+    """Settings that apply from a generation on: the weights of the value and policy losses, and `guided_share`."""
 
     generation: Whole = 0
     value: NonNegative = 1.0
@@ -55,14 +57,16 @@ class NetworkConfig(Frozen):
 
     train_every: Count = 1  # generations
     steps: Count = 60  # updates per training
-    lanes: PowerOfTwo = 4  # the most processes that share its training; with more, each trains its own copy
+    lanes: PowerOfTwo = (
+        4  # the maximum number of processes that share its training; if there are more, each trains a copy
+    )
     global_batch: Count = 128  # examples per update
     lr: Positive = 6e-3  # at the start of a training; a tenth of it at the end
     members: Count = 4  # networks in the ensemble, whose predictions are averaged
     width: Count = 64  # of each layer
     depth: Count = 2  # number of layers
-    memory: _EightOrMore = 256  # designs that it learns from: the best of the latest
-    guided_share: _Fraction = 0.5  # of the offspring that the network chooses; evolution alone breeds the others
+    memory: _EightOrMore = 256  # designs that it learns from: the best of the most recent ones
+    guided_share: _Fraction = 0.5  # fraction of the offspring that the network chooses; evolution alone breeds the rest
     candidates: _TwoOrMore = 16  # screened for each offspring that the network chooses
     reach: Positive = 2.0  # how far from a design it may propose others, in standard deviations of those in memory
     curriculum: tuple[StageConfig, ...] = ()  # in order of generation
@@ -122,7 +126,7 @@ class SearchConfig(JobConfig):
     population_size: Count = 64  # designs per generation, over all processes
     save_frequency: Count = 1  # generations between checkpoints; finished evaluations are always kept
     keep_checkpoints: Count = 3  # the newest ones
-    max_runtime_hours: Positive | None = None  # over all attempts; then the search ends with the best found so far
+    max_runtime_hours: Positive | None = None  # over all attempts; the search then ends with the best found so far
     early_stopping: SearchStoppingConfig | None = None
     evolution: EvolutionConfig = EvolutionConfig()
     network: NetworkConfig | None = NetworkConfig()  # null: evolution alone

@@ -1,11 +1,11 @@
 """The torch versions that lockstep is tested with, and what to say about any other."""
 
-TESTED_TORCH_VERSIONS = ("2.11", "2.13")  # of the private names too: see the tests/contracts/test_private_names_*.py
+TESTED_TORCH_VERSIONS = ("2.11", "2.13")  # including its private names: tests/contracts/test_private_names_*.py
 
 
 def describe_untested_torch(version: str) -> str | None:
     """One line about a torch version that is not tested; None if it is."""
     if ".".join(version.split(".")[:2]) in TESTED_TORCH_VERSIONS:
         return None
-    tested = " and ".join(TESTED_TORCH_VERSIONS)
-    return f"torch {version} is not tested with this lockstep (torch {tested} are): results on it are not guaranteed"
+    tested = " or ".join(TESTED_TORCH_VERSIONS)
+    return f"torch {version} is not tested with this version of lockstep: use torch {tested} for guaranteed results"

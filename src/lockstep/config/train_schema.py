@@ -35,7 +35,7 @@ _Fraction = Annotated[float, Field(ge=0, lt=1, strict=True, allow_inf_nan=False)
 
 
 def _require_one(value: int | None, info: ValidationInfo, other: str, names: str) -> int | None:
-    """Exactly one of two fields is given. As a field's validator, and not the model's, it runs beside other errors."""
+    """Require exactly one of two fields. A field's validator, because a model's does not run if any field is wrong."""
     if other in info.data and (value is None) == (info.data[other] is None):
         raise PydanticCustomError("exactly_one", "give exactly one of {names}", {"names": names})
     return value
@@ -100,9 +100,9 @@ class ScheduleConfig(Frozen):
     kind: Literal["constant", "linear", "cosine", "step"] = "constant"
     warmup: DurationField = Duration.parse(0)  # update n of w gets n/w of the rate
     length: DurationField | None = None  # linear and cosine: warm-up included; by default the whole run
-    final: NonNegative = 0.0  # linear and cosine: the factor of the rate at the end
+    final: NonNegative = 0.0  # linear and cosine: the rate at the end, as a fraction of lr
     every: DurationField | None = Field(default=None, validate_default=True)  # step: how often the rate drops
-    factor: Annotated[Positive, Field(le=1)] = 0.1  # step: what it is multiplied by
+    factor: Annotated[Positive, Field(le=1)] = 0.1  # step: the rate is multiplied by this at each drop
 
     @field_validator("length", "every")
     @classmethod
@@ -164,7 +164,7 @@ class FsdpConfig(Frozen):
     """How `parallel: fsdp`, or a mesh, shards a model."""
 
     wrap: tuple[str, ...] = ()  # names of module classes to shard as units; by default units are chosen by size
-    min_parameters: Positive = 1e6  # the size from which a module is a unit, where wrap names none
+    min_parameters: Positive = 1e6  # modules with at least this many are units, if wrap is empty
     cpu_offload: Flag = False  # keep parameters in host memory while they are not in use
     reshard_after_forward: Flag = True  # false: gather once per step instead of twice, at the cost of memory
 
@@ -221,7 +221,7 @@ class Config(JobConfig):
     epochs: Count | None = None  # or steps
     steps: Count | None = Field(default=None, validate_default=True)  # or epochs
     batch: BatchConfig
-    lanes: Lanes = "auto"  # slices of a batch: part of the numerics, and the most processes that can share the work
+    lanes: Lanes = "auto"  # slices of a batch: part of the numerics, and the maximum number of processes
     accumulate: Count | None = None  # with batch.per_device: passes per process and update, in place of lanes
     lanes_per_rank: tuple[Count, ...] | None = None  # for unequal devices; changes no bit
     tail: Literal["drop", "short", "pad"] = "drop"  # how an epoch's last, incomplete batch is handled

@@ -1,4 +1,4 @@
-"""Parses YAML into located values: bounded in size and depth, plain values only, never code.
+"""Parse YAML into located values: bounded in size and depth, plain values only, never code.
 
 Unquoted scalars follow YAML 1.2: only true and false are booleans (`no` is text), `3e-4` is a number, a date is text.
 """
@@ -117,7 +117,7 @@ def parse_yaml(text: str, label: LineLabel, path: KeyPath = ()) -> LocatedValue 
         message = re.sub("alias '.*?'", "alias", message)  # the name may be a password that begins with *
         refuse(mark.line + 1 if mark else 1, f"not valid YAML: {printable(message)}")
     except (ValueError, OverflowError):
-        # PyYAML passes on Python's own error for an escape such as "\UFFFFFFFF", which is not a character.
+        # PyYAML lets Python's own error through for an escape such as "\UFFFFFFFF", which is not a character.
         refuse(loader.get_mark().line + 1, "not valid YAML: an escape sequence does not stand for a character")
     if node is None:
         return None

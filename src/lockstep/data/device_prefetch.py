@@ -89,7 +89,7 @@ def _copy_on_stream(batches: Generator[T, None, None], device: torch.device, ahe
     The memory of a copy belongs to the copying stream, so the allocator would give it to the next copy as soon as the
     consumer drops it, while the consumer's kernels may still read it. `record_stream` would prevent that for tensors,
     but not for those inside objects with their own `.to`; so each copy first waits for what the consumer has enqueued
-    so far. One batch ahead, that is the work before the current batch: no overlap is lost.
+    so far. With one batch ahead, that is only the work before the current batch, so no overlap is lost.
     """
     copy_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 

@@ -22,9 +22,10 @@ _CHUNK = 4096  # indices that are computed at once
 class DistributedSampler(TorchDistributedSampler[Any]):
     """A replacement for torch's class of this name, with the same arguments; it holds no list of indices.
 
-    Rank r takes the positions r, r + W, r + 2W, … of the epoch's order; unless `drop_last`, the order is filled up from
-    its beginning so that all ranks get the same number. So for a fixed batch size × W, the samples in the k-th batches
-    of all ranks together do not depend on W. Without a process group this is a world of one.
+    Rank r of W takes the positions r, r + W, r + 2W, … of the epoch's order. Unless `drop_last` is set, samples from
+    its beginning are repeated at its end, so that all ranks get the same number. For a fixed batch size × W, the
+    samples in the k-th batches of all ranks together do not depend on W. Without a process group this is a world of
+    one.
 
     Args:
         dataset: A data set with a length.
@@ -32,7 +33,7 @@ class DistributedSampler(TorchDistributedSampler[Any]):
         rank: This process's rank; that in the process group if omitted.
         shuffle: Shuffle each epoch; call `set_epoch` before each.
         seed: Decides the order.
-        drop_last: Drop the last samples instead of repeating the first, so that all ranks get the same number.
+        drop_last: Drop the last samples instead of repeating the first ones.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ def create_dataloaders_distributed(
     """This rank's loaders of a training set and a validation set.
 
     Call `loaders.train.sampler.set_epoch(epoch)` before each epoch to shuffle it anew. Over all ranks the validation
-    loaders go through every sample exactly once, without padding: some ranks may have one sample or one batch more.
+    loaders yield every sample exactly once, without padding: some ranks may have one sample or one batch more.
 
     Args:
         train_set: The training data set; it must have a length.
@@ -94,7 +95,7 @@ def create_dataloaders_distributed(
         seed: Decides the order of the samples.
         num_workers: The number of worker processes of each loader.
         drop_last: Drop an incomplete last batch of the training set.
-        collate_fn: Makes a batch of a list of samples; torch's default if omitted.
+        collate_fn: Turns a list of samples into a batch; torch's default if omitted.
         pin_memory: Copy batches to pinned memory; by default if the device is a GPU.
         per_device: `batch_size` is that of each rank.
     """
@@ -108,7 +109,9 @@ def create_dataloaders_distributed(
         )
     own_batch = batch_size if per_device else batch_size // place.size
     length = dataset_length(train_set)
-    if length < (own_batch * place.size if drop_last else 1):
+    if length == 0:
+        raise UserError("the training data set is empty")
+    if drop_last and length < own_batch * place.size:
         raise UserError(
             f"batch_size={own_batch * place.size} over all processes is larger than the training data set "
             f"({length} samples): use a smaller batch, or drop_last=False"

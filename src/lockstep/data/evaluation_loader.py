@@ -33,11 +33,11 @@ class EvaluationBatch(NamedTuple):
     chunk: int  # from 0, over all ranks
     data: Any  # collated, on the device
     size: int  # the number of samples
-    counts: bool = True  # if False, the chunk is counted elsewhere and only has to be run
+    counts: bool = True  # if False, another rank counts the chunk: this one only has to run it
 
 
 class RankSubset(Subset[Any]):
-    """One rank's part of a data set. `EvaluationLoader`, which splits data sets itself, uses the whole one."""
+    """One rank's part of a data set. `EvaluationLoader` uses the whole data set instead, because it does the split."""
 
 
 def share_for_rank(total: int, world: World) -> range:
@@ -56,7 +56,7 @@ class EvaluationLoader:
         batch: The number of samples in a chunk; may be None with a DataLoader that has a batch size.
         world: This process's place in the job.
         workers: The number of worker processes that fetch samples; with 0 this process does.
-        collate: Makes a batch of a list of samples; torch's default if omitted.
+        collate: Turns a list of samples into a batch; torch's default if omitted.
     """
 
     def __init__(
@@ -79,10 +79,10 @@ class EvaluationLoader:
         self._source = create_source(dataset, collate, _SEED, in_process=workers == 0)
         self.num_chunks = -(-self._length // batch)  # over all ranks
         self._chunks: Sequence[int] = share_for_rank(self.num_chunks, world)
-        self._num_counted = len(self._chunks)  # the first ones; the rest are counted elsewhere
+        self._num_counted = len(self._chunks)  # the first ones; other ranks count the rest
 
-    def equally(self, world: World, *, counts: bool = True) -> "EvaluationLoader":
-        """This loader with the same number of chunks on every rank: some are run twice, but counted once.
+    def with_equal_chunks(self, world: World, *, counts: bool = True) -> "EvaluationLoader":
+        """This loader with the same number of chunks on every rank: some are run twice, but counted only once.
 
         Args:
             world: The ranks over which the chunks are split.
@@ -122,7 +122,7 @@ class EvaluationLoader:
 
 
 def _samples_of(loader: DataLoader[Any]) -> Any:
-    """The samples that a DataLoader goes through, in natural order."""
+    """The samples that a DataLoader yields, as a data set in natural order."""
     sampler, dataset = loader.sampler, loader.dataset
     if loader.batch_size is not None and type(loader.batch_sampler) is BatchSampler:
         if isinstance(sampler, SubsetRandomSampler):

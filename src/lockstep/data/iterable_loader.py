@@ -1,8 +1,8 @@
 """`IterableLaneLoader`: global batches of an iterable data set, whose samples have no index and may have no end.
 
 Such a data set has either a method `lane(lane, num_lanes, epoch)` that returns one lane's samples, or only `__iter__`.
-In the second case every rank reads the whole stream and keeps its own samples: sample i belongs to lane i mod V. So the
-stream must not split itself by rank.
+In the second case every rank reads the whole stream and keeps its own samples: sample i belongs to lane i mod
+`num_lanes`. So the stream must not split itself by rank.
 """
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from torch.utils.data import default_collate
 
 from lockstep.data.device_prefetch import prefetch_to_device
 from lockstep.data.lane_streams import LaneReader, LaneStreams, Reader, State, States, StreamPosition
-from lockstep.data.lanes import GlobalBatch, Tail, check_batch, check_tail, choose_lanes, share_lanes
+from lockstep.data.lanes import GlobalBatch, Tail, check_batch, check_batch_range, check_tail, choose_lanes, share_lanes
 from lockstep.data.sample_source import Collate
 from lockstep.data.sample_workers import WorkerInit, Workers
 from lockstep.data.stream_workers import read_ahead
@@ -32,7 +32,7 @@ class IterableLaneLoader:
 
     `state_dict()` is the position of this rank's lanes after the last batch yielded: how many samples each has taken,
     and the iterator's own state if it has `state_dict` and `load_state_dict` (workers call it after every batch, so it
-    should be small). Without those, resuming reads and throws away what was taken before in that epoch. `merge_states`
+    should be small). Without those, resuming reads and discards what was taken before in that epoch. `merge_states`
     combines the states of several ranks.
 
     Args:
@@ -44,11 +44,11 @@ class IterableLaneLoader:
         seed: Decides the random numbers that the data set draws.
         tail: What happens to the samples left over at an epoch's end: "drop", or "short" for smaller or empty lanes.
         lanes_per_rank: How many lanes each rank runs, for devices of different speeds; evenly split if omitted.
-        workers: The number of worker processes that read the streams, at most one per lane of this rank; one reads all
-            of a data set without `lane`. They read beyond an epoch's end too. With 0 nothing is read ahead. See
+        workers: The number of worker processes that read the streams, at most one per lane of this rank, or a single
+            one for a data set without `lane`. They also read beyond an epoch's end. With 0 nothing is read ahead. See
             `LaneLoader` for their start and end.
         prefetch: How many global batches the workers read ahead.
-        collate: Makes a lane's data of a list of samples; torch's default if omitted.
+        collate: Turns a list of samples into a lane's data; torch's default if omitted.
         worker_init: Called first in each worker process, with its number.
     """
 
@@ -83,7 +83,7 @@ class IterableLaneLoader:
         self.seed = seed
         self.tail = tail
         self._world = world
-        self._own = self.lanes.of(world.rank)
+        self._own_lanes = self.lanes.of(world.rank)
         self._streams = LaneStreams(
             dataset, seed, num_lanes, global_batch // num_lanes, default_collate if collate is None else collate
         )
@@ -109,7 +109,7 @@ class IterableLaneLoader:
         """The batches from number `start` up to `stop`, counted over all epochs; endless without a `stop`.
 
         If `start` is the loader's saved position, reading begins there; otherwise everything before it is read and
-        thrown away. Use one iterator at a time: the loader's state is that of the latest.
+        discarded. Use one iterator at a time: the loader's state is that of the latest.
 
         Args:
             start: The number of the first batch.
@@ -117,8 +117,7 @@ class IterableLaneLoader:
             epochs: End after this number of epochs, without reading any of the next one.
             first_epoch: The epoch from which `epochs` are counted; that of the first batch if omitted.
         """
-        if start < 0 or (stop is not None and stop < start):
-            raise ValueError(f"batches({start}, {stop}): expected 0 <= start <= stop")
+        check_batch_range(start, stop)
         return prefetch_to_device(self._batches(start, stop, epochs, first_epoch), self._world.device, ahead=False)
 
     def describe(self) -> dict[str, Any]:
@@ -138,7 +137,7 @@ class IterableLaneLoader:
                 f"the saved position has {state.get('num_lanes')} lanes, and this loader has {self.lanes.count}: "
                 "use the same lanes="
             )
-        names = self._streams.names(self._own)
+        names = self._streams.names(self._own_lanes)
         if state["streams"] and (missing := [name for name in names if name not in state["streams"]]):
             raise UserError(f"the saved position lacks lanes {', '.join(missing)}: merge the states of all ranks")
         streams = {name: state["streams"][name] for name in names if name in state["streams"]}
@@ -152,12 +151,12 @@ class IterableLaneLoader:
         if saved["number"] > start:
             saved = self._beginning()
         number, epoch, batch = saved["number"], saved["epoch"], saved["batch"]
-        # Without a first epoch, it is known only with the first batch: the position may be at the very end of an epoch.
+        # Without `first_epoch`, the last epoch is known only after the first batch: `start` may be at an epoch's end.
         last_epoch = None if epochs is None or first_epoch is None else first_epoch + epochs - 1
         with self._reader(StreamPosition(epoch, batch, saved["streams"])) as reader:
             while stop is None or number < stop:
                 read = reader.read(epoch)
-                # Even if every rank has read the same stream: one whose stream differs must not end its epoch alone.
+                # Needed even if every rank reads the whole stream: where one differs, that rank must not end alone.
                 size = all_reduce_int(read.size, "sum", self._world)
                 if size == 0 or (self.tail == "drop" and size < self.global_batch):
                     if batch == 0:
@@ -177,15 +176,18 @@ class IterableLaneLoader:
 
     def _reader(self, start: StreamPosition) -> AbstractContextManager[Reader]:
         if self._workers.count == 0:
-            return nullcontext(LaneReader(self._streams, self._own, start))
-        return read_ahead(self._streams, self._own, start, self._workers, self._world)
+            return nullcontext(LaneReader(self._streams, self._own_lanes, start))
+        return read_ahead(self._streams, self._own_lanes, start, self._workers, self._world)
 
     def _beginning(self) -> State:
         return {"number": 0, "epoch": 0, "batch": 0, "num_lanes": self.lanes.count, "streams": {}}
 
     def _explain_empty(self, epoch: int, size: int) -> str:
         gave = "no sample" if size == 0 else f"too few samples for a batch of global_batch={self.global_batch}"
-        remedy = "each epoch must be a new stream" if epoch else "check the data set, or use tail='short'"
+        if epoch > 0:
+            remedy = "each epoch must be a new stream"
+        else:
+            remedy = "check the data set" if size == 0 else "check the data set, or use tail='short'"
         return f"epoch {epoch} of the iterable data set gave {gave}: {remedy}"
 
 
@@ -195,7 +197,7 @@ def all_reduce_int(own: int, op: Operation, world: World) -> int:
         return own
     device = world.device if world.backend == "nccl" else torch.device("cpu")
     total = int(all_reduce(torch.tensor([own], device=device), op))
-    # Ranks that read the same samples have all been counted.
+    # With tensor parallelism the process group is larger than `world`: then several ranks have counted each sample.
     return total // max(get_world_size() // world.size, 1) if op == "sum" else total
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lockstep.data.device_prefetch import prefetch_to_device
-from lockstep.data.lanes import Batching, GlobalBatch, LaneBatch, Tail, choose_lanes, share_lanes
+from lockstep.data.lanes import Batching, GlobalBatch, LaneBatch, Tail, check_batch_range, choose_lanes, share_lanes
 from lockstep.data.sample_order import ORDER_VERSION, SampleOrder
 from lockstep.data.sample_source import Collate, LaneRequest, create_source, dataset_length
 from lockstep.data.sample_workers import WorkerInit, Workers
@@ -45,8 +45,8 @@ class LaneLoader:
     """Splits a map-style data set into global batches, and those into lanes. [Note: sample keys]
 
     Workers are started once per call of `batches`, not per epoch, end with the iterator, and use one torch thread each.
-    They are started by torch's default method, on Linux fork: a forked process has none of this one's threads and
-    cannot use CUDA, so the data set must need neither.
+    They are started by torch's default method, which on Linux is fork: a forked process cannot use CUDA or the threads
+    of its parent, so the data set must not need them.
 
     Args:
         dataset: A data set with `__len__` and `__getitem__` (or `__getitems__`).
@@ -61,7 +61,7 @@ class LaneLoader:
         lanes_per_rank: How many lanes each rank runs, for devices of different speeds; evenly split if omitted.
         workers: The number of worker processes that fetch samples; with 0 this process does.
         prefetch: How many global batches the workers fetch ahead.
-        collate: Makes a lane's data of a list of samples; torch's default if omitted.
+        collate: Turns a list of samples into a lane's data; torch's default if omitted.
         worker_init: Called first in each worker process, with its number.
     """
 
@@ -92,7 +92,7 @@ class LaneLoader:
         self.tail = tail
         self._batching = Batching(dataset_length(dataset), global_batch, num_lanes, tail)
         self._world = world
-        self._own = self.lanes.of(world.rank)
+        self._own_lanes = self.lanes.of(world.rank)
         self._shuffle = shuffle
         self._source = create_source(dataset, collate, seed, in_process=workers == 0)
         self._weights: dict[int, Tensor] = {}
@@ -108,8 +108,7 @@ class LaneLoader:
 
     def batches(self, start: int = 0, stop: int | None = None) -> Iterator[GlobalBatch]:
         """The batches from number `start` up to `stop`, counted over all epochs; endless without a `stop`."""
-        if start < 0 or (stop is not None and stop < start):
-            raise ValueError(f"batches({start}, {stop}): expected 0 <= start <= stop")
+        check_batch_range(start, stop)
         return prefetch_to_device(self._batches(start, stop), self._world.device)
 
     def positions(self, number: int) -> tuple[int, range]:
@@ -117,7 +116,7 @@ class LaneLoader:
         epoch, batch = divmod(number, len(self._batching))
         return epoch, self._batching.positions(batch)
 
-    def dropped(self, epoch: int) -> range:  # noqa: ARG002  (the same in each; the ledger asks by epoch)
+    def dropped(self, epoch: int) -> range:  # noqa: ARG002  (the same in every epoch; the ledger asks by epoch)
         """The positions in an epoch's order that no batch consumes."""
         return self._batching.dropped()
 
@@ -140,14 +139,17 @@ class LaneLoader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Accept an empty state; refuse that of an iterable data set."""
         if state:
-            raise UserError("the saved position is that of an iterable data set, and this one is map-style")
+            raise UserError(
+                "the saved position is that of an iterable data set, and this one is map-style: "
+                "resume with the data set that the run was started with"
+            )
 
     def _batches(self, start: int, stop: int | None) -> Generator[GlobalBatch, None, None]:
-        ahead = self._workers.prefetch * len(self._own)
+        ahead = self._workers.prefetch * len(self._own_lanes)
         with self._workers.fetched(self._source, self._requests(start, stop), ahead, self._world) as results:
             for span in self._spans(start, stop):
                 epoch, size = span.epoch, len(self._batching.positions(span.batch))
-                shapes = [self._shape(span.batch, lane) for lane in self._own]
+                shapes = [self._shape(span.batch, lane) for lane in self._own_lanes]
                 for number in range(span.number, span.number + span.num_batches):
                     lanes = [LaneBatch(lane, next(results), samples, weight) for lane, samples, weight in shapes]
                     yield GlobalBatch(number, epoch, size, tuple(lanes))
@@ -180,14 +182,14 @@ class LaneLoader:
             if span.batch < self._batching.num_full:
                 starts = np.arange(span.batch, span.batch + span.num_batches, dtype=np.int64) * self.global_batch
                 offsets = np.arange(
-                    self._own.start * self._batching.lane_batch, self._own.stop * self._batching.lane_batch
+                    self._own_lanes.start * self._batching.lane_batch, self._own_lanes.stop * self._batching.lane_batch
                 )
                 indices = order.at((starts[:, None] + offsets).reshape(-1)).reshape(-1, self._batching.lane_batch)
                 rows = self._source.rows(indices)
             else:
-                lanes = (self._batching.lane(span.batch, lane) for lane in self._own)
+                lanes = (self._batching.lane(span.batch, lane) for lane in self._own_lanes)
                 # Padding: beyond the end, the order starts again, as often as needed.
                 positions = (np.arange(lane.start, lane.stop, dtype=np.int64) % length for lane in lanes)
                 rows = [self._source.rows(order.at(row)[None])[0] for row in positions]
-            for row, lane in zip(rows, cycle(self._own), strict=False):
+            for row, lane in zip(rows, cycle(self._own_lanes), strict=False):
                 yield LaneRequest(span.epoch, lane, row)

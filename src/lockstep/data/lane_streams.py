@@ -28,7 +28,7 @@ class StreamPosition(NamedTuple):
 
 
 class StreamRound(Protocol):
-    """One batch of some lanes. It may not be needed, because another lane may have ended the epoch."""
+    """One batch of some lanes. It is not used if another lane has ended the epoch."""
 
     @property
     def size(self) -> int:
@@ -36,7 +36,7 @@ class StreamRound(Protocol):
 
     @property
     def states(self) -> "States":
-        """The streams' states after it; holding this does not hold the samples."""
+        """The streams' states after it. Keeping them does not keep the samples in memory."""
 
     def lanes(self) -> tuple[LaneBatch, ...]:
         """The collated lanes, in lane order."""
@@ -61,7 +61,7 @@ class LaneStreams:
 
     @property
     def has_lanes(self) -> bool:
-        """Is there a stream for each lane? If not, one serves all, and sample i belongs to lane i mod V."""
+        """Is there a stream for each lane? If not, one serves all, and sample i belongs to lane i mod `num_lanes`."""
         return callable(getattr(self.dataset, "lane", None))
 
     def names(self, lanes: Sequence[int]) -> list[str]:
@@ -142,7 +142,7 @@ class LaneReader:
     def _states_after(self, num_reads: int, taken: dict[str, State]) -> dict[str, State]:
         if num_reads == self.num_reads:
             return {name: stream.state() for name, stream in self._streams.items()}
-        # Reading the next batch has failed and left the iterators somewhere beyond: only the counts are known.
+        # The next read has failed, or has ended the epoch, and the iterators have moved on: only the counts are known.
         return taken
 
 
@@ -175,7 +175,7 @@ class Stream:
         start: Returns the iterable; called once.
         key_of_sample: The random key of the n-th sample.
         key: The random key that is set before `start` is called.
-        place: What errors call the stream.
+        place: How errors name the stream.
         saved: A saved state to continue from.
     """
 
@@ -220,12 +220,13 @@ class Stream:
         if "state" in saved:
             if not hasattr(self._iterator, "load_state_dict"):
                 raise UserError(
-                    f"{self._place}: the saved state needs an iterator with load_state_dict: has the data set changed?"
+                    f"{self._place}: the saved state needs an iterator with load_state_dict, and this one has none: "
+                    "resume with the data set that the run was started with"
                 )
             self._iterator.load_state_dict(saved["state"])
             self.taken = saved["taken"]
         elif len(self.take(saved["taken"])) < saved["taken"]:
             raise UserError(
                 f"{self._place}: the stream ends after {self.taken} samples, but {saved['taken']} were taken before: "
-                "the data has changed"
+                "the data has changed, so restore it or start a new run"
             )

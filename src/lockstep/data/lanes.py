@@ -28,7 +28,7 @@ class LaneBatch(NamedTuple):
 
 
 class GlobalBatch(NamedTuple):
-    """What a loader yields: one global batch, as the lanes of it that this rank runs."""
+    """One global batch, as a loader yields it: only the lanes that this rank runs."""
 
     number: int  # counts from 0 over all epochs of the run
     epoch: int  # from 0
@@ -75,30 +75,30 @@ def share_lanes(count: int, num_ranks: int, lanes_per_rank: Sequence[int] | None
                 f"{num_ranks} processes cannot share lanes={count}: start at most {count}, "
                 f"or set lanes={1 << (num_ranks - 1).bit_length()} or more (which changes the numerics)"
             )
-        unit = _unit(count, num_ranks)
-        units = count // unit
-        bounds = [unit * (units * rank // num_ranks) for rank in range(num_ranks + 1)]
+        block = _block_size(count, num_ranks)
+        num_blocks = count // block
+        bounds = [block * (num_blocks * rank // num_ranks) for rank in range(num_ranks + 1)]
     else:
         if len(lanes_per_rank) != num_ranks or sum(lanes_per_rank) != count or min(lanes_per_rank) < 1:
             raise UserError(
                 f"lanes_per_rank={list(lanes_per_rank)}: expected one number of 1 or more for each of "
-                f"{num_ranks} processes, {count} in all"
+                f"{num_ranks} processes, with the sum {count}"
             )
         bounds = [sum(lanes_per_rank[:rank]) for rank in range(num_ranks + 1)]
     return Lanes(count, tuple(range(start, stop) for start, stop in pairwise(bounds)))
 
 
-def _unit(count: int, num_ranks: int) -> int:
-    """The largest power of two in which lanes can be dealt out without giving any rank more than it must have.
+def _block_size(count: int, num_ranks: int) -> int:
+    """The largest power of two such that blocks of this many lanes can be shared without more lanes on any rank.
 
-    Ranges that start and stop at such multiples are covered by fewer nodes of the lane tree, so fewer bytes are sent:
+    Ranges that start and stop at its multiples are covered by fewer nodes of the lane tree, so fewer bytes are sent:
     16 lanes on 3 ranks are 5 nodes as 4 + 6 + 6, and 7 nodes as 5 + 5 + 6.
     """
-    busiest = -(-count // num_ranks)
-    unit = 1
-    while count // (2 * unit) >= num_ranks and -(-count // (2 * unit) // num_ranks) * 2 * unit == busiest:
-        unit *= 2
-    return unit
+    most = -(-count // num_ranks)  # lanes of the busiest rank
+    block = 1
+    while count // (2 * block) >= num_ranks and -(-count // (2 * block) // num_ranks) * 2 * block == most:
+        block *= 2
+    return block
 
 
 def check_tail(tail: str) -> None:
@@ -116,9 +116,15 @@ def check_batch(global_batch: int, num_lanes: int) -> None:
         while global_batch % fitting:
             fitting //= 2
         raise UserError(
-            f"global_batch={global_batch} cannot be cut into lanes={num_lanes} of equal size: "
+            f"global_batch={global_batch} cannot be split equally into lanes={num_lanes}: "
             f"use a multiple of {num_lanes}, or set lanes={fitting}"
         )
+
+
+def check_batch_range(start: int, stop: int | None) -> None:
+    """Raise unless `start` and `stop` are a range of batch numbers."""
+    if start < 0 or (stop is not None and stop < start):
+        raise ValueError(f"batches({start}, {stop}): expected 0 <= start <= stop")
 
 
 @dataclass(frozen=True)
@@ -172,11 +178,11 @@ class Batching:
     def lane(self, batch: int, lane: int) -> range:
         """The positions of a lane. With tail "pad" they may be beyond the epoch's end; those are padding."""
         start = batch * self.global_batch
-        left = self.length - start
-        if left >= self.global_batch or self.tail == "pad":
+        remaining = self.length - start
+        if remaining >= self.global_batch or self.tail == "pad":
             return range(start + lane * self.lane_batch, start + (lane + 1) * self.lane_batch)
         # Spread evenly: if the first lanes were filled up, one could get a single sample, on which batch norm fails.
-        return range(start + left * lane // self.num_lanes, start + left * (lane + 1) // self.num_lanes)
+        return range(start + remaining * lane // self.num_lanes, start + remaining * (lane + 1) // self.num_lanes)
 
     def lane_size(self, batch: int, lane: int) -> int:
         """The number of samples in a lane, without padding."""

@@ -40,7 +40,7 @@ def choose_loader(
     None means that an option is not given. An option that the kind of data set does not have is an error.
 
     Args:
-        dataset: The data set, or a DataLoader; see `rebuild` for what becomes of a DataLoader.
+        dataset: The data set, or a DataLoader; see `rebuild` for how a DataLoader is handled.
         world: This process's place in the job.
         seed: Decides the order of the samples and the random numbers that the data set draws.
         global_batch: The number of samples of one step, over all processes. A DataLoader has its own batch size.
@@ -50,7 +50,7 @@ def choose_loader(
         tail: What happens to the samples left over at an epoch's end: "drop" (the default), "short" or "pad".
         workers: The number of worker processes that fetch samples; by default 0, which means this process.
         prefetch: How many global batches the workers fetch ahead; by default 2.
-        collate: Makes a lane's data of a list of samples; torch's default if not given.
+        collate: Turns a list of samples into a lane's data; torch's default if not given.
         worker_init: Called first in each worker process, with its number.
         uneven: For a DataLoader that is used in its own order: "cut" (the default) or "join"; see `TorchLoader`.
     """
@@ -79,8 +79,8 @@ def choose_loader(
         raise UserError("run.loader(…) needs global_batch=: the number of samples of one step, over all processes")
     if uneven is not None:
         raise UserError(
-            f"uneven={uneven!r} is for a DataLoader with its own sampler: a data set is split over the processes by "
-            "lockstep, and tail= decides about the samples left over"
+            f"uneven={uneven!r} is only for a DataLoader with its own sampler: lockstep splits a data set over the "
+            "processes itself, so omit uneven= (tail= says what to do with the samples left over)"
         )
     tail = "drop" if tail is None else tail
     workers = 0 if workers is None else workers

@@ -47,12 +47,13 @@ def create_source(dataset: Any, collate: Collate | None, seed: int, in_process: 
 
     Args:
         dataset: A map-style data set.
-        collate: Makes a batch of a list of samples; None for torch's default.
+        collate: Turns a list of samples into a batch; None for torch's default.
         seed: The seed of the random numbers that the data set draws.
         in_process: Is it read in this process, not in workers?
     """
     if collate is None and (table := _table_of(dataset)) is not None:
-        return TensorSource(*table, send_tensors=in_process)
+        # A worker would get an index tensor as a file in shared memory; a list is cheaper to send.
+        return TensorSource(*table, tensor_indices=in_process)
     return SampleSource(dataset, default_collate if collate is None else collate, seed)
 
 
@@ -67,7 +68,7 @@ def dataset_length(dataset: Any) -> int:
     """The length of a map-style data set."""
     name = type(dataset).__name__
     if is_iterable(dataset):
-        raise UserError(f"{name} is an iterable data set, which has no order to shuffle: use IterableLaneLoader")
+        raise UserError(f"{name} is an iterable data set: this needs a map-style one, with __len__ and __getitem__")
     try:
         return len(dataset)
     except (TypeError, NotImplementedError):
@@ -80,20 +81,25 @@ def custom_collate(loader: DataLoader[Any]) -> Collate | None:
 
 
 class TensorSource:
-    """A `TensorDataset`, possibly inside `Subset`s: one indexing operation per tensor, and no seeding."""
+    """A `TensorDataset`, possibly inside `Subset`s: one indexing operation per tensor, and no seeding.
 
-    def __init__(self, tensors: Sequence[Tensor], subset: Tensor | None, send_tensors: bool) -> None:
+    Args:
+        tensors: The data set's tensors.
+        subset: The rows of them to use; None for all.
+        tensor_indices: Do requests hold their indices as a tensor, rather than a list?
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], subset: Tensor | None, tensor_indices: bool) -> None:
         self._tensors = tuple(tensors)
         self._subset = subset
         self._is_on_cpu = all(tensor.is_cpu for tensor in self._tensors)  # they may already be on the device
-        # A tensor would be sent to a worker as a file in shared memory; a list is cheaper.
-        self._send_tensors = send_tensors
+        self._tensor_indices = tensor_indices
 
     def rows(self, indices: Indices) -> Sequence[Any]:
-        return torch.from_numpy(indices).unbind(0) if self._send_tensors else indices.tolist()
+        return torch.from_numpy(indices).unbind(0) if self._tensor_indices else indices.tolist()
 
     def fetch(self, request: LaneRequest) -> Any:
-        indices = request.indices if self._send_tensors else torch.tensor(request.indices, dtype=torch.int64)
+        indices = request.indices if self._tensor_indices else torch.tensor(request.indices, dtype=torch.int64)
         if not indices.numel():
             return None
         if self._subset is not None:
@@ -164,20 +170,20 @@ def _table_of(dataset: Any) -> tuple[tuple[Tensor, ...], Tensor | None] | None:
 
 
 def _fetches_many(dataset: Any) -> bool:
-    """Does the data set have a `__getitems__` of its own? A `Subset` only passes on that of its data set."""
+    """Does the data set itself define `__getitems__`? A `Subset` only forwards that of its data set."""
     if isinstance(dataset, Subset) and type(dataset).__getitems__ is Subset.__getitems__:
         return _is_plain_subset(dataset) and _fetches_many(dataset.dataset)
     return callable(getattr(dataset, "__getitems__", None))
 
 
 def _is_plain_subset(dataset: Subset[Any]) -> bool:
-    own = type(dataset)
-    return own.__getitem__ is Subset.__getitem__ and own.__getitems__ is Subset.__getitems__
+    cls = type(dataset)
+    return cls.__getitem__ is Subset.__getitem__ and cls.__getitems__ is Subset.__getitems__
 
 
 @contextmanager
 def note_on_error(doing: str) -> Iterator[None]:
-    """Add a note to any error in the block: what lockstep was doing."""
+    """Add to any error raised in the block a note that says what lockstep was doing."""
     try:
         yield
     except Exception as error:

@@ -1,7 +1,7 @@
 """Fetch samples in this process or ahead in worker processes; results come in the order of the requests.
 
 [Note: DataLoader internals] Workers are those of torch's DataLoader. The functions at the end of this file are the only
-ones to use names that it does not make public (last seen in torch 2.13); each does without if its name is gone.
+ones to use names that it does not make public (last seen in torch 2.13); each checks whether its name still exists.
 """
 
 import os
@@ -35,10 +35,10 @@ class Fetcher(Protocol):
 
 @dataclass(frozen=True)
 class Workers:
-    """The processes that fetch samples, and how far ahead they do.
+    """The worker processes that fetch samples, and how far ahead.
 
     Args:
-        count: The number of worker processes; 0: this process fetches.
+        count: The number of worker processes; with 0 this process fetches the samples.
         init: Called first in each worker, with its number.
         prefetch: How many global batches are fetched ahead.
     """
@@ -55,14 +55,14 @@ class Workers:
 
     @contextmanager
     def fetched(self, source: Fetcher, requests: Iterable[Any], ahead: int, world: World) -> Iterator[Iterator[Any]]:
-        """The answers of `source` to the requests, in order, `ahead` of them in advance; workers end with the context.
+        """The answers of `source` to the requests, in order, up to `ahead` of them fetched in advance.
 
-        Requests go to the workers in turn: the k-th of them to worker k mod `count`.
+        Requests go to the workers in turn, the k-th one to worker k mod `count`. The workers end with the context.
         """
         if self.count == 0:
             yield map(source.fetch, requests)
             return
-        with heartbeat.data_worker_slots(self.count) as places:
+        with heartbeat.data_worker_slots(self.count) as slots:
             results = iter(
                 DataLoader(
                     _FetchDataset(source),
@@ -72,7 +72,7 @@ class Workers:
                     num_workers=self.count,
                     prefetch_factor=-(-ahead // self.count),
                     pin_memory=world.device.type == "cuda",
-                    worker_init_fn=_WorkerStart(os.getpid(), places, self.init),
+                    worker_init_fn=_WorkerStart(os.getpid(), slots, self.init),
                     generator=torch.Generator(),  # without one it draws a number from the caller's generator
                 )
             )
@@ -103,14 +103,14 @@ class _WorkerStart:
     """What a worker process does first."""
 
     parent: int
-    places: Sequence[int]  # in its rank's heartbeat page
+    slots: Sequence[int]  # in its rank's heartbeat page
     init: WorkerInit | None
 
     def __call__(self, number: int) -> None:
         die_with_parent(self.parent)
         for each in STOP_SIGNALS:
             signal.signal(each, signal.SIG_IGN)  # the rank handles them, and needs its data until it has stopped
-        heartbeat.begin_data_worker(number, self.places)
+        heartbeat.begin_data_worker(number, self.slots)
         if self.init is not None:
             self.init(number)
 
@@ -140,7 +140,7 @@ def shut_down_workers(results: Any) -> None:
 
 
 def worker_processes(results: Any) -> list[Any]:
-    """The worker processes of a DataLoader's iterator; none if it does not tell."""
+    """The worker processes of a DataLoader's iterator; empty if they are not known."""
     return list(getattr(results, "_workers", ()))
 
 
@@ -159,6 +159,6 @@ def hide_worker_info() -> None:
         torch_worker._worker_info = None
     if get_worker_info() is not None:
         raise UserError(
-            f"iterable data sets cannot be read by workers with torch {torch.__version__}, which shows them its worker "
-            "info: use workers=0, or torch 2.13"
+            f"worker processes cannot read iterable data sets with torch {torch.__version__}, whose get_worker_info() "
+            "cannot be made to return None: use workers=0, or torch 2.13"
         )

@@ -1,7 +1,7 @@
 """Worker processes for iterable data sets: each reads some of this rank's lanes ahead.
 
 A worker cannot know when an epoch ends, because a lane of another worker or another rank may end it. So every request
-names the epoch, and what was read ahead in an epoch that has meanwhile ended is thrown away, errors included.
+names the epoch, and what was read ahead in an epoch that has meanwhile ended is discarded, errors included.
 """
 
 import pickle
@@ -50,7 +50,7 @@ class _Answer(NamedTuple):
 
 
 class _WorkerReader:
-    """The side of the worker processes. Requests go round, so a worker always gets those for the same lanes."""
+    """Answers requests in the worker processes. They are sent in turn, so a worker always reads the same lanes."""
 
     def __init__(self, readers: Sequence[LaneReader]) -> None:
         self._readers = readers
@@ -100,7 +100,7 @@ class _Failure:
 
 
 class _Verbatim(str):
-    """A text that is shown as it is by errors that show their argument's `repr`, as KeyError does."""
+    """A text that is its own `repr`, for errors that show the `repr` of their argument, as KeyError does."""
 
     __slots__ = ()
 
@@ -116,7 +116,7 @@ class _Requests:
 
     def __init__(self, num_workers: int, epoch: int) -> None:
         self.num_workers = num_workers
-        self.epoch = epoch  # as far as is known
+        self.epoch = epoch  # the latest that the training process has asked for
 
     def __iter__(self) -> Iterator[_Request]:
         for number in count():
@@ -126,7 +126,7 @@ class _Requests:
 
 
 class _ReadAhead:
-    """The side of the training process: combines the workers' answers."""
+    """Combines the workers' answers in the training process."""
 
     def __init__(self, requests: _Requests, answers: Iterator[_Answer]) -> None:
         self._requests = requests

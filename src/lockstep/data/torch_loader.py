@@ -10,7 +10,7 @@ from torch.utils.data import BatchSampler, DataLoader
 
 from lockstep.data.device_prefetch import prefetch_to_device
 from lockstep.data.iterable_loader import all_reduce_int
-from lockstep.data.lanes import GlobalBatch, LaneBatch, Lanes
+from lockstep.data.lanes import GlobalBatch, LaneBatch, Lanes, check_batch_range
 from lockstep.errors import UserError
 from lockstep.world.world import World
 
@@ -24,18 +24,18 @@ _END = object()
 class TorchLoader:
     """A DataLoader used as it is, one lane per rank: no exact resume, and the result depends on the number of ranks.
 
-    `batches(start)` begins at epoch `start // len(loader)` and throws away what comes before `start` in it; if the
-    DataLoader has no length, it reads all epochs before. Sizes are estimates: the length of a batch's first tensor,
+    `batches(start)` begins at epoch `start // len(loader)` and discards the batches before `start` in it; if the
+    DataLoader has no length, it reads all earlier epochs. Sizes are estimates: the length of a batch's first tensor,
     times the number of ranks.
 
     Args:
         loader: The DataLoader.
         world: This process's place in the job.
         uneven: What happens if ranks have different numbers of batches: "cut" ends every epoch with the rank that has
-            the fewest, "join" with the one that has the most, and the others take part without samples.
+            the fewest; "join" ends it with the one that has the most, and the others take part without samples.
     """
 
-    exact = False  # other batches on another number of processes, or after an interruption
+    exact = False  # the batches change with the number of processes, and after an interruption
 
     def __init__(self, loader: DataLoader[Any], world: World, *, uneven: Uneven = "cut") -> None:
         self.joins = uneven == "join"
@@ -60,8 +60,7 @@ class TorchLoader:
 
     def batches(self, start: int = 0, stop: int | None = None) -> Iterator[GlobalBatch]:
         """The batches from number `start` up to `stop`, counted over all epochs; endless without a `stop`."""
-        if start < 0 or (stop is not None and stop < start):
-            raise ValueError(f"batches({start}, {stop}): expected 0 <= start <= stop")
+        check_batch_range(start, stop)
         return prefetch_to_device(self._batches(start, stop), self._world.device)
 
     def describe(self) -> dict[str, Any]:
@@ -69,14 +68,15 @@ class TorchLoader:
         return {"kind": "foreign", "tail": self.tail}
 
     def state_dict(self) -> dict[str, Any]:
-        """Empty: a DataLoader does not tell its position."""
+        """Empty: a DataLoader has no position to save."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Accept an empty state; refuse that of an iterable data set."""
         if state:
             raise UserError(
-                "the saved position is that of an iterable data set, and this is a DataLoader in its own order"
+                "the saved position is that of an iterable data set, and this is a DataLoader in its own order: "
+                "resume with the data set that the run was started with"
             )
 
     def _batches(self, start: int, stop: int | None) -> Generator[GlobalBatch, None, None]:
@@ -97,7 +97,7 @@ class TorchLoader:
             epoch += 1
 
     def _epoch(self, epoch: int) -> Iterator[Any]:
-        """One epoch's batches, the same number on all ranks; None if this rank has no more and others have."""
+        """One epoch's batches, the same number on all ranks; None if this rank has no more but others do."""
         for sampler in (self._loader.batch_sampler, self._loader.sampler):
             if (set_epoch := getattr(sampler, "set_epoch", None)) is not None:
                 set_epoch(epoch)

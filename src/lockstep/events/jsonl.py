@@ -27,7 +27,7 @@ class FileMark(NamedTuple):
 class JsonlWriter:
     """A sink that appends to a file, with a single write per line, so that a kill tears at most the last line.
 
-    If the disk is full or gone, lines are lost but the run goes on: it warns once, and tries every further line.
+    If the disk is full or gone, lines are lost but the run continues: it warns once, and tries to write each new line.
     """
 
     def __init__(self, path: Path) -> None:
@@ -42,7 +42,7 @@ class JsonlWriter:
         except OSError as error:
             raise UserError(f"cannot write {path}: {error.strerror}") from None
         if self._size and not ends_with_newline(path):
-            self._append(b"\n")  # a kill tore the last line: keep ours apart from it
+            self._append(b"\n")  # a kill tore the last line: start a new one
 
     def emit(self, event: Event) -> None:
         """Append one line."""

@@ -60,7 +60,7 @@ class ScriptSettings:
             except ValueError:
                 before = None
         if not isinstance(before, dict):
-            return ["these settings were not written by a script"]
+            return [f"{path} was not written by a script"]
         now = json.loads(json.dumps(self.values))
         return [
             f"{name}: {before.get(name, '(absent)')} → {now.get(name, '(absent)')}"
@@ -224,8 +224,8 @@ class RunFolder:
             changes = settings.changes_since(self.config)
             if changes and not force:
                 raise UserError(
-                    f"{self.path} holds a run with another config: choose another folder with --run, or continue it "
-                    'with the new config by --force (in a script: resume="force")\n'
+                    f"{self.path} holds a run with another config: choose another folder with --run, or pass --force "
+                    '(in a script: resume="force") to continue it with the new config\n'
                     + "\n".join(f"  {change}" for change in changes)
                 )
             changed = {**content, "config_digest": settings.digest()}

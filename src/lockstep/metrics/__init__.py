@@ -2,14 +2,14 @@
 
 A metrics function returns what a batch contributes to each metric; `run.evaluate` combines the batches of all ranks:
 
-def metrics(model, batch):
-    inputs, labels = batch
-    scores = model(inputs)
-    return {
-        "loss": (F.cross_entropy(scores, labels, reduction="sum"), len(labels)),  # a mean, as sum and count
-        "recall": Recall(scores.argmax(1), labels, num_classes=10),
-        "auroc": TorchMetric(auroc, scores, labels),  # auroc = torchmetrics.classification.MulticlassAUROC(10)
-    }
+    def metrics(model, batch):
+        inputs, labels = batch
+        scores = model(inputs)
+        return {
+            "loss": (F.cross_entropy(scores, labels, reduction="sum"), len(labels)),  # a mean, as sum and count
+            "recall": Recall(scores.argmax(1), labels, num_classes=10),
+            "auroc": TorchMetric(auroc, scores, labels),  # auroc = torchmetrics.classification.MulticlassAUROC(10)
+        }
 """
 
 from lockstep.metrics.averages import Mean, Total

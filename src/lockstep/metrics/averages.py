@@ -27,7 +27,7 @@ class Mean:
     count: Number
 
     def value(self, device: torch.device) -> Tensor:
-        """This chunk\'s value for the accumulator."""
+        """This chunk's value for the accumulator."""
         return fp64_row(device, self.sum, self.count)
 
     def accumulator(self) -> RowAccumulator:
@@ -51,7 +51,7 @@ class Total:
     sum: Number
 
     def value(self, device: torch.device) -> Tensor:
-        """This chunk\'s value for the accumulator."""
+        """This chunk's value for the accumulator."""
         return fp64_row(device, self.sum)
 
     def accumulator(self) -> RowAccumulator:

@@ -73,7 +73,13 @@ class ConfusionMatrix:
 
 
 class Accuracy(ConfusionMatrix):
-    """The fraction of samples whose class was predicted correctly."""
+    """The fraction of samples whose class was predicted correctly.
+
+    Args:
+        predicted: The predicted class of each sample, 0 … num_classes − 1.
+        target: The true class of each sample, of the same shape.
+        num_classes: The number of classes.
+    """
 
     def result(self, collected: Tensor) -> float:
         """The metric over all samples."""
@@ -116,7 +122,14 @@ class _PerClass(ConfusionMatrix, ABC):
 
 
 class Precision(_PerClass):
-    """Of the samples predicted as a class, the fraction that is of it; 0 if none was predicted. Mean over classes."""
+    """Of the samples predicted as a class, the fraction that is of it; 0 if none was predicted. Mean over classes.
+
+    Args:
+        predicted: The predicted class of each sample, 0 … num_classes − 1.
+        target: The true class of each sample, of the same shape.
+        num_classes: The number of classes.
+        per_class: Return the list of all scores instead of their unweighted mean.
+    """
 
     def score(self, counts: ClassCounts) -> float:
         """The score of one class."""
@@ -124,7 +137,14 @@ class Precision(_PerClass):
 
 
 class Recall(_PerClass):
-    """Of the samples of a class, the fraction predicted as it; 0 if there are none. Mean over classes."""
+    """Of the samples of a class, the fraction predicted as it; 0 if there are none. Mean over classes.
+
+    Args:
+        predicted: The predicted class of each sample, 0 … num_classes − 1.
+        target: The true class of each sample, of the same shape.
+        num_classes: The number of classes.
+        per_class: Return the list of all scores instead of their unweighted mean.
+    """
 
     def score(self, counts: ClassCounts) -> float:
         """The score of one class."""
@@ -132,7 +152,14 @@ class Recall(_PerClass):
 
 
 class F1(_PerClass):
-    """The harmonic mean of precision and recall. Mean over classes."""
+    """The harmonic mean of precision and recall. Mean over classes.
+
+    Args:
+        predicted: The predicted class of each sample, 0 … num_classes − 1.
+        target: The true class of each sample, of the same shape.
+        num_classes: The number of classes.
+        per_class: Return the list of all scores instead of their unweighted mean.
+    """
 
     def score(self, counts: ClassCounts) -> float:
         """The score of one class."""
@@ -161,7 +188,7 @@ class AUROC:
             )
 
     def value(self, device: torch.device) -> list[Tensor]:
-        """This chunk\'s value for the accumulator."""
+        """This chunk's value for the accumulator."""
         return [tensor.detach().to(device).reshape(-1) for tensor in (self.scores, self.labels)]
 
     def accumulator(self) -> PieceAccumulator:

@@ -27,7 +27,7 @@ class MeanSquaredError:
         _check_shapes(self.predicted, self.target)
 
     def value(self, device: torch.device) -> Tensor:
-        """This chunk\'s value for the accumulator."""
+        """This chunk's value for the accumulator."""
         error = self.predicted.double() - self.target.double()
         return fp64_row(device, (error * error).sum(), error.numel())
 
@@ -42,7 +42,12 @@ class MeanSquaredError:
 
 
 class RootMeanSquaredError(MeanSquaredError):
-    """The square root of the mean squared error over all samples, not the mean of the batches' roots."""
+    """The square root of the mean squared error over all samples, not the mean of the batches' roots.
+
+    Args:
+        predicted: The predictions.
+        target: The targets, of the same shape.
+    """
 
     def result(self, collected: Tensor) -> float:
         """The metric over all samples."""

@@ -38,8 +38,8 @@ PRIVATE_COLLECTION_NAMES = ("_groups",)
 class TorchMetric:
     """A torchmetrics Metric or MetricCollection: write `TorchMetric(metric, …)` for `metric.update(…)`.
 
-    The metric object is moved to the device and used for one chunk at a time; what it held before is lost. A state
-    that is reduced by "mean" weighs every chunk equally, as torchmetrics weighs every update.
+    The metric object is moved to the device and used for one chunk at a time; its earlier state is lost. A state that
+    is reduced by "mean" weighs every chunk equally, as torchmetrics weighs every update.
 
     Args:
         metric: The torchmetrics metric; the same object for every batch.
@@ -116,7 +116,7 @@ def _reduction_of(member: "Metric", state: str) -> _Reduction:
 
 
 def _reduced(rows: Tensor, reduction: Callable[[Tensor], Tensor]) -> Tensor:
-    """The rows reduced; a single chunk's state as it is, not stacked, as a metric expects it of a single process."""
+    """The rows reduced; a single chunk's state is returned unstacked, as a metric expects it from a single process."""
     return rows[0] if len(rows) == 1 else reduction(rows)
 
 
@@ -179,7 +179,7 @@ def _with_default_states(metric: "Metric | MetricCollection") -> Iterator[None]:
 def _reset(metric: "Metric | MetricCollection") -> None:
     for member in _members(metric).values():
         for state, default in _state_defaults(member).items():
-            # New objects: members of a collection may share a list, and a reduced state need not be a list any more.
+            # New objects, because members of a collection may share a list, and a reduced state may no longer be one.
             setattr(member, state, [] if isinstance(default, list) else default.detach().clone())
     metric.reset()
 
@@ -255,7 +255,7 @@ def _reduce_function(member: "Metric", state: str) -> Any:
 
 
 def _set_update_count(member: "Metric", count: int) -> None:
-    """Make the metric believe that it was updated `count` times; with 0 its `compute` warns."""
+    """Set how many times the metric counts itself as updated; with 0 its `compute` warns."""
     member._update_count = count
 
 

@@ -65,12 +65,23 @@ def all_reduce(tensor: Tensor, op: Operation = "sum", group: dist.ProcessGroup |
 
 
 def reduce_tensor(tensor: Tensor, op: Operation = "mean", group: dist.ProcessGroup | None = None) -> Tensor:
-    """Return a reduced copy of `tensor`, by default its mean over all processes; `tensor` itself is not changed."""
+    """Return a reduced copy of `tensor`, by default its mean over all processes; `tensor` itself is not changed.
+
+    Args:
+        tensor: The tensor to reduce, of the same shape on every process.
+        op: "sum", "mean", "min", "max" or "product"; "mean" needs a floating-point or complex tensor.
+        group: The process group; the default one if omitted.
+    """
     return all_reduce(tensor.detach().clone(), op, group)
 
 
 def all_gather(tensor: Tensor, group: dist.ProcessGroup | None = None) -> list[Tensor]:
-    """Return every process's `tensor` (all of the same shape), in rank order, on every process."""
+    """Return every process's tensor in rank order, on every process.
+
+    Args:
+        tensor: This process's tensor, of the same shape on every process.
+        group: The process group; the default one if omitted.
+    """
     if get_world_size(group) == 1:
         return [tensor.detach().clone()]
     gathered = [torch.empty_like(tensor) for _ in range(get_world_size(group))]
@@ -79,7 +90,13 @@ def all_gather(tensor: Tensor, group: dist.ProcessGroup | None = None) -> list[T
 
 
 def gather(tensor: Tensor, dst: int = 0, group: dist.ProcessGroup | None = None) -> list[Tensor] | None:
-    """Return every process's `tensor` in rank order on rank `dst`, and None on the others."""
+    """Return every process's tensor in rank order on rank `dst`, and None on the others.
+
+    Args:
+        tensor: This process's tensor, of the same shape on every process.
+        dst: The rank that receives.
+        group: The process group; the default one if omitted.
+    """
     _check_peer("dst", dst, group)
     if get_world_size(group) == 1:
         return [tensor.detach().clone()]
@@ -90,7 +107,13 @@ def gather(tensor: Tensor, dst: int = 0, group: dist.ProcessGroup | None = None)
 
 
 def broadcast(tensor: Tensor, src: int = 0, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Overwrite `tensor` with that of rank `src`, in place, and return it."""
+    """Overwrite `tensor` with that of rank `src`, in place, and return it.
+
+    Args:
+        tensor: The tensor to send or to overwrite, of the same shape on every process.
+        src: The rank that sends.
+        group: The process group; the default one if omitted.
+    """
     _check_peer("src", src, group)
     if get_world_size(group) > 1:
         dist.broadcast(tensor, src, group)

@@ -18,8 +18,8 @@ def set_determinism_flags(device: torch.device, *, tf32: bool, deterministic: bo
 
     Args:
         device: The device this process computes on.
-        tf32: Allow fp32 factors to be rounded to 10 bits.
-        deterministic: Use only kernels that repeat their bits; an operation without one raises an error that names it.
+        tf32: Allow TF32, which rounds the factors of fp32 products to 10 bits of mantissa.
+        deterministic: Use only deterministic kernels; an operation that has none raises an error that names it.
             If False, cuDNN searches for its fastest kernels instead.
     """
     if device.type != "cuda":

@@ -27,7 +27,10 @@ def choose_device(placement: Placement, requested: str | torch.device | None = N
             raise WorldError("device=cuda, but torch sees no CUDA device: use device=cpu or check nvidia-smi")
         index = placement.local_rank % torch.cuda.device_count() if device.index is None else device.index
         if index >= torch.cuda.device_count():
-            raise WorldError(f"device=cuda:{index}, but torch sees {torch.cuda.device_count()} CUDA devices")
+            raise WorldError(
+                f"device=cuda:{index}, but torch sees {torch.cuda.device_count()} CUDA devices: "
+                f"use cuda:0 to cuda:{torch.cuda.device_count() - 1}, or omit the number"
+            )
         return torch.device("cuda", index)
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise WorldError("device=mps, but this torch has no MPS device: use device=cpu")

@@ -36,7 +36,7 @@ def is_dtensor(value: Any) -> bool:
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
-    """This rank's shard of a DTensor, sharing its memory; an ordinary tensor as it is."""
+    """This rank's shard of a DTensor, sharing its memory; an ordinary tensor unchanged."""
     if not is_dtensor(tensor):
         return tensor
     with torch.no_grad():
@@ -48,7 +48,7 @@ def local_shard_of(tensor: Any) -> LocalShard:
     """Which slice of a DTensor this rank holds."""
     mesh, shape = tensor.device_mesh, tuple(tensor.shape)
     sizes, offsets = _local_sizes_and_offsets(shape, mesh, tensor.placements)
-    # A mesh over some of the axes exists once for each coordinate on the others; rank 0 is in the first copy.
+    # A submesh over some axes exists once for each coordinate on the other axes; the first of these has rank 0 in it.
     is_first = bool((mesh.mesh == 0).any()) and all(
         coordinate == 0 or not placement.is_replicate()
         for coordinate, placement in zip(mesh.get_coordinate(), tensor.placements, strict=True)
@@ -64,7 +64,7 @@ def shard_to_save(local: Tensor, shard: LocalShard) -> Shard:
 
 
 def dtensor_to_save(value: Any) -> Any:
-    """A DTensor as the shard that this rank saves; any other value as it is."""
+    """A DTensor as the shard that this rank saves; any other value unchanged."""
     return shard_to_save(local_tensor(value), local_shard_of(value)) if is_dtensor(value) else value
 
 
@@ -72,22 +72,22 @@ def dtensor_to_save(value: Any) -> Any:
 def gather_full_tensor(local: Tensor, shard: LocalShard) -> Tensor:
     """The full tensor, on every rank. A collective: all ranks must call it."""
     is_nccl = dist.is_initialized() and dist.get_backend() == "nccl"
-    carrier = torch.device("cuda", torch.cuda.current_device()) if is_nccl else local.device
-    full = torch.zeros(shard.shape, dtype=local.dtype, device=carrier)
+    device = torch.device("cuda", torch.cuda.current_device()) if is_nccl else local.device
+    full = torch.zeros(shard.shape, dtype=local.dtype, device=device)
     if shard.is_first:
-        full[shard.slices] = local.to(carrier)
+        full[shard.slices] = local.to(device)
     # Summed as bytes, to which the other ranks add zeros: summed as floats, -0.0 would become 0.0.
     all_reduce(full.view(-1).view(torch.uint8))
     return full.to(local.device)
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """The full tensor of a DTensor, on every rank (a collective); an ordinary tensor as it is."""
+    """The full tensor of a DTensor, on every rank (a collective); an ordinary tensor unchanged."""
     return gather_full_tensor(local_tensor(tensor), local_shard_of(tensor)) if is_dtensor(tensor) else tensor
 
 
 def distribute_like(tensor: Any, full: Tensor) -> Tensor:
-    """`full` distributed over the ranks as the DTensor `tensor` is; as it is if `tensor` is an ordinary tensor."""
+    """`full`, distributed over the ranks in the same way as `tensor`; unchanged if `tensor` is not a DTensor."""
     if not is_dtensor(tensor):
         return full
     from torch.distributed.tensor import DTensor
@@ -113,9 +113,9 @@ def _local_sizes_and_offsets(
 def chunk_sizes_and_offsets(
     shape: tuple[int, ...], mesh: Any, placements: Sequence[Any]
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """The same from public names alone: each mesh axis splits what the axes before it have left, as `torch.chunk` does.
+    """The same with public names only: each mesh axis splits the slice of the previous axes, as `torch.chunk` does.
 
-    That does not cover the strided shards of two-dimensional parallelism, which are refused.
+    The strided shards of two-dimensional parallelism are not supported.
     """
     sizes, offsets = list(shape), [0] * len(shape)
     for axis, placement in enumerate(placements):
@@ -124,7 +124,7 @@ def chunk_sizes_and_offsets(
         if type(placement).__name__ != "Shard":
             raise LockstepError(
                 f"a DTensor with placement {placement} cannot be saved with torch {torch.__version__}: "
-                "lockstep was tested with torch 2.13"
+                "use torch 2.13, with which lockstep was tested"
             )
         dim = placement.dim
         chunk = -(-sizes[dim] // mesh.size(axis))

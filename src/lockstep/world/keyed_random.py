@@ -21,11 +21,16 @@ def key_of(seed: int, *key: int | str) -> int:
 
 
 def derive_key(key: int, number: int) -> int:
-    """Another 63-bit key from a key and a number below 2⁶⁴ (splitmix64): cheap enough for every lane of every step."""
-    mixed = key + number * 0x9E3779B97F4A7C15 & _MASK
-    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _MASK
-    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _MASK
-    return (mixed ^ mixed >> 31) >> 1
+    """Another 63-bit key from a key and a number below 2⁶⁴: cheap enough for every lane of every step."""
+    return splitmix64(key, number) >> 1
+
+
+def splitmix64(seed: int, number: int) -> int:
+    """The 64-bit output of the splitmix64 generator after `number` steps from a seed: a good hash of both."""
+    mixed = (seed + number * 0x9E3779B97F4A7C15) & _MASK
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
+    return mixed ^ (mixed >> 31)
 
 
 def stream(seed: int, *key: int | str) -> torch.Generator:
@@ -45,15 +50,15 @@ def seed_cpu_rngs(key: int) -> None:
     torch.default_generator.manual_seed(key)  # 50 times faster than torch.manual_seed
     try:
         _seed_numpy(key & _NUMPY_SEED_BITS)
-    except TypeError:  # the program has given numpy another kind of generator
+    except TypeError:  # the program has replaced numpy's generator by another kind
         np.random.seed(key & _NUMPY_SEED_BITS)
     _seed_python(key)
 
 
-# [Note: fast seeding] Every lane of every step seeds numpy and `random`, right after kernels that leave nothing of
-# Python in the processor's caches. There, going through the public functions takes as long as the seeding itself, so
-# the two functions below reach for the objects behind them. Both names are private (last seen in Python 3.11–3.12 and
-# numpy 2.4); without them the public functions do the same, more slowly.
+# [Note: fast seeding] Every lane of every step seeds numpy and `random`, right after kernels that have evicted Python's
+# code from the processor's caches. Then the public functions take twice as long as the seeding itself, so the two
+# functions below find the objects that those call. Both names are private (last seen in Python 3.11–3.12 and numpy
+# 2.4); without them the public functions are used, which do the same more slowly.
 
 
 def _find_numpy_seed() -> Callable[[int], None]:
@@ -109,7 +114,7 @@ class RngStates(NamedTuple):
 
 @contextmanager
 def preserve_rng_states(*, cuda: bool = False) -> Iterator[None]:
-    """Restore the global generators after the block, with `cuda` the current GPU's too."""
+    """Restore the global generators after the block; with `cuda`, also that of the current GPU."""
     is_on_gpu = cuda and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     states = RngStates.now([torch.cuda.current_device()] if is_on_gpu else [])
     try:

@@ -35,13 +35,20 @@ _counter_sets = count()  # numbers the `SharedCounters`; rank 0's number counts,
 def broadcast_object(
     value: Any = None, src: int = 0, max_bytes: int = MAX_BYTES, group: dist.ProcessGroup | None = None
 ) -> Any:
-    """Return the value of rank `src` on every process; the others' values are ignored."""
+    """Return the value of rank `src` on every process.
+
+    Args:
+        value: The value to send; ignored on the other ranks.
+        src: The rank that sends.
+        max_bytes: The largest size of the encoded value; a larger one raises a ValueError.
+        group: The process group; the default one if omitted.
+    """
     if get_world_size(group) == 1:
         return decode_value(encode_value(value, max_bytes), max_bytes)
     packet = encode_value(value, max_bytes) if get_rank(group) == src else torch.empty(0, dtype=torch.uint8)
-    size = broadcast(torch.tensor([packet.numel()], device=_carrier_device(group)), src, group)
-    carrier = _carrier(packet, _checked_size(int(size), max_bytes), group)
-    return decode_value(broadcast(carrier, src, group), max_bytes)
+    size = broadcast(torch.tensor([packet.numel()], device=_backend_device(group)), src, group)
+    buffer = _padded(packet, _checked_size(int(size), max_bytes), group)
+    return decode_value(broadcast(buffer, src, group), max_bytes)
 
 
 def broadcast_value(value: Any = None) -> Any:
@@ -59,33 +66,51 @@ def broadcast_value(value: Any = None) -> Any:
 
 
 def all_gather_object(value: Any, max_bytes: int = MAX_BYTES, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """Return every process's value in rank order, on every process."""
+    """Return every process's value in rank order, on every process.
+
+    Args:
+        value: This process's value.
+        max_bytes: The largest size of one encoded value; a larger one raises a ValueError.
+        group: The process group; the default one if omitted.
+    """
     packet = encode_value(value, max_bytes)
     if get_world_size(group) == 1:
         return [decode_value(packet, max_bytes)]
     sizes = _gathered_sizes(packet, max_bytes, group)
-    carrier = _carrier(packet, max(sizes), group)
-    packets = [torch.empty_like(carrier) for _ in sizes]
-    dist.all_gather(packets, carrier, group)
+    buffer = _padded(packet, max(sizes), group)
+    packets = [torch.empty_like(buffer) for _ in sizes]
+    dist.all_gather(packets, buffer, group)
     return [decode_value(packet[:size], max_bytes) for packet, size in zip(packets, sizes, strict=True)]
 
 
 def gather_object(value: Any, dst: int = 0, max_bytes: int = MAX_BYTES) -> list[Any] | None:
-    """Return every process's value in rank order on rank `dst`, and None on the others."""
+    """Return every process's value in rank order on rank `dst`, and None on the others.
+
+    Args:
+        value: This process's value.
+        dst: The rank that receives.
+        max_bytes: The largest size of one encoded value; a larger one raises a ValueError.
+    """
     packet = encode_value(value, max_bytes)
     if get_world_size() == 1:
         return [decode_value(packet, max_bytes)]
     sizes = _gathered_sizes(packet, max_bytes)
-    carrier = _carrier(packet, max(sizes))
-    packets = [torch.empty_like(carrier) for _ in sizes] if get_rank() == dst else None
-    dist.gather(carrier, packets, dst)
+    buffer = _padded(packet, max(sizes))
+    packets = [torch.empty_like(buffer) for _ in sizes] if get_rank() == dst else None
+    dist.gather(buffer, packets, dst)
     if packets is None:
         return None
     return [decode_value(packet[:size], max_bytes) for packet, size in zip(packets, sizes, strict=True)]
 
 
 def scatter_object(values: Sequence[Any] | None = None, src: int = 0, max_bytes: int = MAX_BYTES) -> Any:
-    """Return this rank's element of the `values` on rank `src`; the other ranks pass none."""
+    """Return this rank's element of the `values` on rank `src`.
+
+    Args:
+        values: One value per process, on rank `src`; ignored on the others.
+        src: The rank that sends.
+        max_bytes: The largest size of one encoded value; a larger one raises a ValueError.
+    """
     packets: list[Tensor] = []
     if get_rank() == src:
         if values is None or len(values) != get_world_size():
@@ -95,17 +120,17 @@ def scatter_object(values: Sequence[Any] | None = None, src: int = 0, max_bytes:
         packets = [encode_value(value, max_bytes) for value in values]
     if get_world_size() == 1:
         return decode_value(packets[0], max_bytes)
-    sizes = torch.tensor([packet.numel() for packet in packets] or [0] * get_world_size(), device=_carrier_device())
+    sizes = torch.tensor([packet.numel() for packet in packets] or [0] * get_world_size(), device=_backend_device())
     lengths = [_checked_size(int(size), max_bytes) for size in broadcast(sizes, src)]
-    received = _carrier(torch.empty(0, dtype=torch.uint8), max(lengths))
-    dist.scatter(received, [_carrier(packet, max(lengths)) for packet in packets] or None, src)
+    received = _padded(torch.empty(0, dtype=torch.uint8), max(lengths))
+    dist.scatter(received, [_padded(packet, max(lengths)) for packet in packets] or None, src)
     return decode_value(received[: lengths[get_rank()]], max_bytes)
 
 
 class SharedCounters:
     """Counters by name, each from 0, that every rank can add to without waiting for the others.
 
-    Work can be shared out with them piece by piece. All ranks must create one together.
+    Ranks can use one to take pieces of work. All ranks must create it together.
     """
 
     def __init__(self, world: World) -> None:
@@ -142,7 +167,7 @@ def encode_value(value: Any, max_bytes: int = MAX_BYTES) -> Tensor:
 
 
 def decode_value(packet: Tensor, max_bytes: int = MAX_BYTES) -> Any:
-    """The value that `encode_value` has turned into these bytes."""
+    """The value that `encode_value` turned into these bytes."""
     _checked_size(packet.numel(), max_bytes)
     tensors = load(packet.cpu().numpy().tobytes())
     form = parse_json(tensors.pop(_FORM).numpy().tobytes())
@@ -153,12 +178,12 @@ def _broadcast_bytes(tensor: Tensor) -> Tensor:
     """Broadcast rank 0's tensor as bytes, because a backend need not support every dtype."""
     if not tensor.numel():
         return tensor.cpu()
-    carrier = tensor.detach().to(_carrier_device()).contiguous().reshape(-1).view(torch.uint8)
-    return broadcast(carrier).cpu().view(tensor.dtype).view(tensor.shape)
+    buffer = tensor.detach().to(_backend_device()).contiguous().reshape(-1).view(torch.uint8)
+    return broadcast(buffer).cpu().view(tensor.dtype).view(tensor.shape)
 
 
 def _gathered_sizes(packet: Tensor, max_bytes: int, group: dist.ProcessGroup | None = None) -> list[int]:
-    size = torch.tensor([packet.numel()], device=_carrier_device(group))
+    size = torch.tensor([packet.numel()], device=_backend_device(group))
     sizes = [torch.empty_like(size) for _ in range(get_world_size(group))]
     dist.all_gather(sizes, size, group)
     return [_checked_size(int(size), max_bytes) for size in sizes]
@@ -170,13 +195,14 @@ def _checked_size(num_bytes: int, max_bytes: int) -> int:
     return num_bytes
 
 
-def _carrier(packet: Tensor, num_bytes: int, group: dist.ProcessGroup | None = None) -> Tensor:
-    carrier = torch.zeros(num_bytes, dtype=torch.uint8, device=_carrier_device(group))
-    carrier[: packet.numel()] = packet.to(carrier.device)
-    return carrier
+def _padded(packet: Tensor, num_bytes: int, group: dist.ProcessGroup | None = None) -> Tensor:
+    """The packet, padded to `num_bytes` on a device that the backend can send from."""
+    buffer = torch.zeros(num_bytes, dtype=torch.uint8, device=_backend_device(group))
+    buffer[: packet.numel()] = packet.to(buffer.device)
+    return buffer
 
 
-def _carrier_device(group: dist.ProcessGroup | None = None) -> torch.device:
+def _backend_device(group: dist.ProcessGroup | None = None) -> torch.device:
     if dist.is_initialized() and dist.get_backend(group) == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")

@@ -84,7 +84,15 @@ def init_process_group(
     rank: int | None = None,
     timeout: float | timedelta | None = None,
 ) -> World:
-    """`setup_distributed` with torch's argument names; `timeout` in seconds or as a timedelta."""
+    """`setup_distributed` with the argument names of torch's function.
+
+    Args:
+        backend: "nccl" or "gloo"; chosen by the device if omitted.
+        world_size: The number of processes in the job, given together with `rank`.
+        rank: This process's rank; if omitted, the launcher's environment variables decide.
+        timeout: The time limit for joining and for every collective, in seconds or as a timedelta; 600 seconds if
+            omitted.
+    """
     timeout_s = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
     return setup_distributed(rank, world_size, backend, timeout_s)
 
@@ -97,7 +105,7 @@ def cleanup_distributed() -> None:
 
 @contextmanager
 def leave_on_exit() -> Iterator[None]:
-    """Leave the job after the block. If the block fails, errors of leaving are suppressed: they are not the cause."""
+    """Leave the job after the block. If the block fails, suppress errors while leaving: they are not the cause."""
     try:
         yield
     except BaseException:
@@ -138,7 +146,7 @@ def _world_joined_before(placement: Placement, device: torch.device, timeout_s: 
         if placement.launcher != "none":
             raise WorldError(
                 f"cannot join as rank {placement.rank} of {placement.world_size}: this process is already rank "
-                f"{joined[0]} of {joined[1]}: call cleanup_distributed() first"
+                f"{joined[0]} of {joined[1]}; call cleanup_distributed() first"
             )
         placement = environment.read_placement_for(*joined)
     return _world_of(placement, device, dist.get_backend(), timeout_s)
@@ -155,20 +163,20 @@ def _join(placement: Placement, backend: str, timeout_s: float, bound_device: to
         timeout=timeout,
         device_id=bound_device,  # else NCCL guesses a device at the first barrier
     )
-    # A rank that went on and ended at once (over a mistake in its data, say) would break the connections of those that
-    # are still connecting to it, and torch would log that at length.
-    with suppress(DistNetworkError):  # rank 0, which holds the store, has ended: it had seen every rank connected
+    # A rank that exited at once, because of an error in its data, say, would break the connections of those that are
+    # still connecting to it, and torch would log that at length.
+    with suppress(DistNetworkError):  # rank 0, which hosts the store, has exited: it saw every rank connected
         _wait_for_all_ranks(store, "connected", placement, time.monotonic() + timeout_s)
 
 
 def _rendezvous(placement: Placement, timeout: timedelta) -> Store:
-    """The store at which every rank of this job has arrived."""
+    """The store that every rank of this job has connected to."""
     deadline = time.monotonic() + timeout.total_seconds()
     while True:
         if placement.store_is_hosted or placement.rank != 0:
             store = connect_store(placement.master_addr, placement.master_port, timeout, f"rank {placement.rank}")
         else:
-            # Nobody connects to a job of one process, so any free port will do.
+            # No other process connects to a job of one, so any free port will do.
             store = host_store(placement.master_addr, placement.master_port if placement.world_size > 1 else 0, timeout)
         try:
             # A launcher's store outlives the job: without a new prefix, a job that is restarted or joined again would
@@ -178,8 +186,8 @@ def _rendezvous(placement: Placement, timeout: timedelta) -> Store:
             _wait_for_all_ranks(fresh, "arrived", placement, deadline)
             return fresh
         except DistNetworkError:
-            # A rank that leaves and joins again before rank 0, which holds the store, finds the old store, which ends
-            # while this rank waits for the others. A launcher's store ends only with the launcher.
+            # If this rank has left and joins again before rank 0 does, it finds the old store, which rank 0 then closes
+            # while this rank waits for the others: try again. A launcher's store ends only with the launcher.
             if placement.store_is_hosted or placement.rank == 0 or time.monotonic() > deadline:
                 raise
 

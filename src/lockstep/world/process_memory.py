@@ -31,7 +31,7 @@ def peak_memory_bytes(device: torch.device) -> dict[str, int]:
 
 
 def memory_share(available: int | None, processes: int = 1) -> int | None:
-    """The bytes that each of `processes` processes may use of the `available` ones; None if that is unknown."""
+    """How many of the `available` bytes each of `processes` processes may use; None if `available` is None."""
     return None if available is None else int(_USABLE_FRACTION * available) // processes
 
 

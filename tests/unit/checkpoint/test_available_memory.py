@@ -11,7 +11,7 @@ def test_some_memory_stays_free(tmp_path: Path) -> None:
     free = system.f_bavail * system.f_frsize
     assert why_no_room(tmp_path, 1000, available=2001) is None
     problem = why_no_room(tmp_path, 1000, available=1999)
-    assert problem == "0.0 MB of memory are available, and 0.0 MB would be more than half"
+    assert problem == "0.0 MB of memory is available, and 0.0 MB would be more than half of it"
     problem = why_no_room(tmp_path, free, available=4 * free)
     assert problem is not None
     assert problem.startswith(f"{tmp_path} has {free / 1e6:,.1f} MB free")

@@ -104,7 +104,7 @@ def test_a_checkpoint_of_another_run_is_passed_over(tmp_path: Path) -> None:
     found = CheckpointStore(tmp_path).newest_intact(RUN_ID, problems.append)
     assert found is not None
     assert found.manifest.step == 1
-    assert "is of another run" in problems[0]
+    assert "belongs to another run" in problems[0]
 
 
 def test_a_missing_part_is_named(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_missing_repeated_and_misplaced_pieces_are_refused() -> None:
         (first, second._replace(offsets=(3, 0))),
         (first, second._replace(offsets=(2, 1))),
     ):
-        with pytest.raises(ValueError, match=r"the pieces of w do not make a tensor of \(4, 2\)"):
+        with pytest.raises(ValueError, match=r"the pieces of w do not form a tensor of shape \(4, 2\)"):
             assemble({"w": ShardedTensor((4, 2), pieces)}, files)
 
 
@@ -65,5 +65,5 @@ def test_a_missing_piece_or_another_dtype_is_refused() -> None:
 def test_a_forged_shape_allocates_nothing() -> None:
     for shape in ((2**48, 2), (2**20, 2**29)):
         sharded = ShardedTensor(shape, (ShardPiece("a", (0, 0)),))
-        with pytest.raises(ValueError, match="do not make a tensor"):
+        with pytest.raises(ValueError, match="do not form a tensor"):
             assemble({"w": sharded}, {"a": {"w": WHOLE}})

@@ -161,7 +161,7 @@ def model_of(names: list[str]) -> nn.Module:
 def test_equal_names_match_even_if_others_are_missing(save: Save) -> None:
     model = model_of(["module.x", "module.module.x", "y"])
     saved = save(1, model={"module.x": torch.ones(1), "module.module.x": torch.full((1,), 2.0)})
-    assert "missing there: y" in message_of(lambda: lockstep.load_checkpoint(model, saved))
+    assert "missing: y" in message_of(lambda: lockstep.load_checkpoint(model, saved))
     lockstep.load_checkpoint(model, saved, strict=False)
     assert {name: tensor.item() for name, tensor in model.state_dict().items()} == {
         "module.x": 1.0,
@@ -198,11 +198,12 @@ def test_all_misfits_are_listed_at_once_and_the_model_is_unchanged(save: Save) -
     with pytest.raises(UserError) as caught:
         lockstep.load_checkpoint(model, saved)
     assert str(caught.value).splitlines() == [
-        f"{saved} does not fit the model; strict=False would load what does",
-        "  missing there: 0.bias",
-        "  not in the model: extra",
-        "  of another shape or type: 1.num_batches_tracked is float32 [] there, int64 [] here, 2.weight is float32 "
-        "[5, 2] there, float32 [2, 2] here, 2.bias is complex64 [2] there, float32 [2] here",
+        f"{saved} does not fit the model; pass strict=False to load what does",
+        "  missing: 0.bias",
+        "  unexpected: extra",
+        "  shape or dtype differs: 1.num_batches_tracked is float32 [] in the source, int64 [] in the model, 2.weight "
+        "is float32 [5, 2] in the source, float32 [2, 2] in the model, 2.bias is complex64 [2] in the source, "
+        "float32 [2] in the model",
     ]
     assert same(model, make_model())
 
@@ -224,7 +225,7 @@ def test_not_strict_loads_what_fits_and_logs_the_rest(save: Save, caplog: pytest
         lockstep.load_checkpoint(model, save(1, model=state), strict=False)
     (record,) = caplog.records
     assert record.name == "lockstep"
-    assert "loaded 7 of 9; missing there: 0.bias; of another shape or type: 2.weight" in record.message
+    assert "loaded 7 of 9; missing: 0.bias; shape or dtype differs: 2.weight" in record.message
     loaded, before, after = source.state_dict(), make_model().state_dict(), model.state_dict()
     for name in after:
         assert torch.equal(after[name], (before if name in ("0.bias", "2.weight") else loaded)[name])
@@ -305,7 +306,7 @@ def test_two_values_for_a_tied_tensor_are_a_misfit(save: Save) -> None:
     state = Tied(1).state_dict()
     state["head.weight"] = state["head.weight"] + 1
     saved, model = save(1, model=state), Tied()
-    expected = "one tensor in the model, two values there: head.weight and embedding.weight"
+    expected = "tied in the model, but not in the source: head.weight and embedding.weight"
     assert expected in message_of(lambda: lockstep.load_checkpoint(model, saved))
     assert same(model, Tied())
     lockstep.load_checkpoint(model, saved, strict=False)

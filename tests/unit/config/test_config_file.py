@@ -114,7 +114,7 @@ def test_base_must_be_text(write: Write, base: str) -> None:
 
 def test_base_cannot_refer_to_the_environment(write: Write) -> None:
     (problem,) = refusal(write("base: ${HOME}/a.yaml\n"))
-    assert problem.startswith("run.yaml:1: base: ${HOME} would be written to the run folder")
+    assert problem.startswith("run.yaml:1: base: ${HOME} is not replaced here: only fields of type Private ")
 
 
 def test_cycle_of_bases_is_refused(write: Write) -> None:

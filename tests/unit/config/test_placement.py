@@ -188,7 +188,7 @@ def test_a_hand_set_rank_is_the_first_rank_of_an_agents_machine() -> None:
     assert parse_node(4, environ | {"RANK": "0"}) == MachineNode(0, 2, "10.0.0.1", 29500)
     assert parse_node(4, environ | {"RANK": "4"}) == MachineNode(1, 2, "10.0.0.1", 29500)
     assert parse_node(8, environ | {"RANK": "0"}) == MachineNode()
-    with pytest.raises(WorldError, match="not multiples of -n 3"):
+    with pytest.raises(WorldError, match="must be multiples of -n 3"):
         parse_node(3, environ | {"RANK": "4"})
 
 

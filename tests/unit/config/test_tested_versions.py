@@ -14,5 +14,5 @@ def test_the_installed_torch_is_tested() -> None:
 def test_another_one_is_named(version: str) -> None:
     line = describe_untested_torch(version)
     assert line is not None
-    assert line.startswith(f"torch {version} is not tested with this lockstep (torch 2.11 and 2.13 are)")
+    assert line.startswith(f"torch {version} is not tested with this version of lockstep: use torch 2.11 or 2.13 ")
     assert "\n" not in line

@@ -113,6 +113,11 @@ def test_impossible_loaders(options: dict[str, Any], words: str) -> None:
         loaders(**options)
 
 
+def test_an_empty_data_set_is_refused_as_such() -> None:
+    with pytest.raises(UserError, match="the training data set is empty"):
+        create_dataloaders_distributed([], batch_size=2, drop_last=False)
+
+
 def test_iterable_data_sets_are_refused() -> None:
     with pytest.raises(UserError, match="Stream is an iterable data set"):
         create_dataloaders_distributed(Stream(), batch_size=2)

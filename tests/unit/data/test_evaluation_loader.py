@@ -141,9 +141,9 @@ def test_a_dataloader_that_does_not_say_which_samples_is_refused(options: dict[s
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 7])
 def test_equal_numbers_of_chunks_count_every_sample_once(num_ranks: int) -> None:
     loader = EvaluationLoader(TensorDataset(torch.arange(19)), 4, World())  # 5 chunks
-    shares = [list(loader.equally(World(rank=rank, size=num_ranks))) for rank in range(num_ranks)]
+    shares = [list(loader.with_equal_chunks(World(rank=rank, size=num_ranks))) for rank in range(num_ranks)]
     assert {len(share) for share in shares} == {-(-5 // num_ranks)}
     counted = [number for share in shares for batch in share if batch.counts for number in batch.data[0].tolist()]
     assert sorted(counted) == list(range(19))
-    assert not any(batch.counts for batch in loader.equally(World(), counts=False))
+    assert not any(batch.counts for batch in loader.with_equal_chunks(World(), counts=False))
     assert len(list(loader)) == 5

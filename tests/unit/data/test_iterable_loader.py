@@ -170,9 +170,9 @@ def test_the_callers_random_numbers_are_not_disturbed() -> None:
 @pytest.mark.parametrize(
     ("dataset", "tail", "words"),
     [
-        (Lines(0), "short", "epoch 0 of the iterable data set gave no sample"),
-        (Lines(0), "drop", "epoch 0 of the iterable data set gave no sample"),
-        (Lines(1), "drop", "epoch 0 .* gave too few samples for a batch of global_batch=8"),
+        (Lines(0), "short", "epoch 0 of the iterable data set gave no sample: check the data set$"),
+        (Lines(0), "drop", "epoch 0 of the iterable data set gave no sample: check the data set$"),
+        (Lines(1), "drop", "epoch 0 .* gave too few samples for a batch of global_batch=8: .* or use tail='short'"),
         (Lines(lengths={3: 0}), "drop", "epoch 0 .* gave too few samples"),
         (Once(), "drop", "epoch 1 .* gave no sample: each epoch must be a new stream"),
     ],
@@ -197,7 +197,7 @@ def test_resuming_at_the_end_of_an_epoch_starts_the_next() -> None:
         ({"tail": "wrap"}, "tail='wrap': expected one of"),
         ({"workers": -1}, r"workers=-1: expected 0 \(this process fetches\) or more"),
         ({"prefetch": 0}, "prefetch=0: expected 1 or more global batches"),
-        ({"lanes": 16}, "global_batch=8 cannot be cut into lanes=16"),
+        ({"lanes": 16}, "global_batch=8 cannot be split equally into lanes=16"),
         ({"lanes": 3}, "lanes=3: expected a power of two"),
     ],
 )

@@ -209,7 +209,7 @@ def test_a_torch_loader_without_a_batch() -> None:
     ("dataset", "options", "words"),
     [
         (SET, {}, r"run.loader\(…\) needs global_batch="),
-        (SET, {"global_batch": 8, "uneven": "cut"}, "uneven='cut' is for a DataLoader with its own sampler"),
+        (SET, {"global_batch": 8, "uneven": "cut"}, "uneven='cut' is only for a DataLoader with its own sampler"),
         (Plain(), {"global_batch": 8, "shuffle": False}, "shuffle=False: an iterable data set decides its own order"),
         (DataLoader(SET, 4), {"shuffle": True}, "has no option shuffle: set it in the DataLoader"),
         (DataLoader(SET, 4), {"workers": 0}, "has no option workers"),

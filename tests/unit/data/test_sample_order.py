@@ -45,7 +45,7 @@ def test_without_shuffling_it_is_the_natural_order() -> None:
 def test_positions_out_of_range_are_refused() -> None:
     order = SampleOrder(10, 0, 0)
     for position in (-1, 10):
-        with pytest.raises(IndexError, match=f"position {position} of an order of 10"):
+        with pytest.raises(IndexError, match=f"position {position} is outside an order of 10"):
             order[position]
     with pytest.raises(IndexError, match="positions 5 to 11"):
         order.indices(5, 11)

@@ -216,7 +216,8 @@ def test_a_user_error_in_a_worker_stays_one_line() -> None:
     with pytest.raises(UserError) as caught:
         next(shorter.batches(2))
     assert str(caught.value) == (
-        "lane 0, epoch 0: the stream ends after 3 samples, but 4 were taken before: the data has changed"
+        "lane 0, epoch 0: the stream ends after 3 samples, but 4 were taken before: the data has changed, "
+        "so restore it or start a new run"
     )
 
 

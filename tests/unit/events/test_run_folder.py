@@ -158,7 +158,7 @@ def test_a_scripts_settings_are_compared_one_by_one(tmp_path: Path) -> None:
         "tail: (absent) → None",
     ]
     path.write_text("seed: 1\n")
-    assert ScriptSettings({"seed": 1}).changes_since(path) == ["these settings were not written by a script"]
+    assert ScriptSettings({"seed": 1}).changes_since(path) == [f"{path} was not written by a script"]
 
 
 def test_strange_events_do_not_stop_a_run(tmp_path: Path) -> None:

@@ -263,7 +263,7 @@ def test_arguments_are_checked() -> None:
         run.optimizer(nn.Linear(2, 2), lambda params: torch.optim.LBFGS(params))
     with pytest.raises(UserError, match="needs global_batch="):
         run.loader(DATA)
-    with pytest.raises(UserError, match=r"^uneven=.join. is for a DataLoader with its own sampler: .* tail="):
+    with pytest.raises(UserError, match=r"^uneven=.join. is only for a DataLoader with its own sampler: .*tail="):
         run.loader(DATA, 16, uneven="join")
     with pytest.raises(
         UserError, match=r"^run.loader\(dataloader, …\) has no option workers: set it in the DataLoader"

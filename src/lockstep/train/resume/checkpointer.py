@@ -209,7 +209,7 @@ class Checkpointer:
     def poll(self) -> None:
         """Report a save or a snapshot that has ended meanwhile."""
         if self._storage is not None:
-            self._handle_outcome(self._storage, self._storage.saver.news())
+            self._handle_outcome(self._storage, self._storage.saver.poll())
             self._storage.snapshots.poll()
 
     # -- ending

@@ -131,7 +131,7 @@ class MemorySnapshots:
     def poll(self) -> None:
         """Check whether the snapshot in progress is done."""
         if self._saver is not None:
-            self._conclude(self._saver.news())
+            self._conclude(self._saver.poll())
 
     def wait(self) -> None:
         if self._saver is not None:

@@ -153,7 +153,7 @@ class Mesh(ShardedOptimizerStrategy):
 
     def share_evaluation(self, loader: EvaluationLoader) -> EvaluationLoader:
         self.settle()  # weights gathered by an earlier forward pass may be outdated
-        return loader.equally(self.data_world, counts=self._copy == 0)
+        return loader.with_equal_chunks(self.data_world, counts=self._copy == 0)
 
     def check_fit(self, optimizers: Collection[Optimizer], loader: Loader) -> None:
         super().check_fit(optimizers, loader)

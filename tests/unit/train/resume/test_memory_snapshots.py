@@ -374,7 +374,7 @@ def test_a_place_that_is_not_ours_alone_is_refused(
     (text,) = told(folder)
     assert text == (
         "no snapshots in memory; after a kill, the run continues from the last checkpoint on the disk: "
-        f"{place} is not a folder that you alone may use"
+        f"{place} is not a folder that only you can access: remove it"
     )
     assert not list(place.iterdir()) if place.is_dir() else place.exists()
 
@@ -388,7 +388,7 @@ def test_too_little_room_is_said_with_the_sizes(tmp_path: Path, memory: Path, di
         (text,) = told(folder)
         assert re.fullmatch(
             "no snapshots in memory; after a kill, the run continues from the last checkpoint on the disk: "
-            ".* has 0.1 MB free, of which 0.1 MB must stay free, and 0.0 MB are needed for 2 of 0.0 MB",
+            ".* has 0.1 MB free, of which 0.1 MB must stay free, and 0.0 MB is needed for 2 of 0.0 MB",
             text,
         )
         assert train(folder) == digest["indexed"]

@@ -1,7 +1,9 @@
 """Run a search recipe from Python: in this process, as one rank of several, or on new processes.
 
-result = SearchPipeline("config.yaml", rank=-1, world_size=1).run_complete_pipeline({"span": 1.6})
-main_distributed("config.yaml", world_size=2)
+    result = SearchPipeline("config.yaml", rank=-1, world_size=1).run_complete_pipeline({"span": 1.6})
+    main_distributed("config.yaml", world_size=2)
+
+The configs are those of `lockstep train`.
 """
 
 import sys

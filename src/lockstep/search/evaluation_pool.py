@@ -136,7 +136,7 @@ class EvaluationPool:
             for pause_s in _pauses():
                 if self._counters.add(done, 0) >= self._world.size:
                     break
-                heartbeat.enter(Phase.AWAITING_DESIGNS)  # this rank waits: a slow or hung rank is another one
+                heartbeat.enter(Phase.AWAITING_DESIGNS)  # this rank only waits: a slow or hung rank is another one
                 time.sleep(pause_s)
                 if is_asked_to_stop():
                     self._counters.add(taken, _STOP)

@@ -22,9 +22,7 @@ MIN_TRAINING_DESIGNS = 8  # with fewer good designs the network is not trained
 
 # Bounds of the policy's log-deviation: they keep moves and likelihoods finite.
 _MIN_LOG_STD, _MAX_LOG_STD = -4.0, 1.0
-_FAILURE_COST = (
-    3.0  # cost of a certain failure, in standard deviations of good costs: above all of a few hundred designs
-)
+_FAILURE_COST = 3.0  # of a certain failure, in standard deviations: above the good costs of a few hundred designs
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from lockstep.search.surrogate_network import SurrogateNetwork
 _MIN_SCALE = 1e-6  # share of a gene's range: smaller differences are not resolved
 _MAX_FEATURE = 8.0  # features are clipped to this; a failed design may lie far outside
 
-_RECENT_FACTOR = 8  # the memory holds the best of this many times as many of the latest designs
+_RECENT_FACTOR = 8  # the memory holds the best of the latest designs, out of this many times its size
 _NUM_PARTNERS = 16  # designs examined to find a better one nearby
 _MAX_DIFFERENCES = 2**17  # differences between two designs' numbers held in memory at a time
 _MAX_NLL = 50.0  # negative log-likelihood of one feature of one move, in nats

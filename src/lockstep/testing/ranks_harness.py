@@ -110,7 +110,7 @@ class CallInProgress:
         self._deadline = time.monotonic() + timeout_s
         self._values: dict[int, bytes] = {}
         self._failures: dict[int, RankFailure] = {}
-        self._unreleased: set[int] = set()  # have returned, and stay in the process group because others may need them
+        self._unreleased: set[int] = set()  # returned, but kept in the process group because others may need them
         self._unfinished = set(range(len(workers)))
         self._port_was_taken = False
 

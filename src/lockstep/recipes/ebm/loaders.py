@@ -33,7 +33,7 @@ class Sources(NamedTuple):
 
     @property
     def unseen_families(self) -> tuple[str, ...]:
-        """The outsider families of the test. Training uses none of them, and other images of the folder."""
+        """The outsider families of the test. Training uses other families, and other images of the folder."""
         return (*UNSEEN, *([] if self.outsiders is None else [FOLDER]))
 
 

@@ -6,7 +6,7 @@
 One process, one thread, a single lane. Times are interleaved in one process. Peaks are measured in a new process for
 each round and kind: on a CPU the peak resident memory above that before the model was made, on a GPU the peak of
 torch's allocator. Both include weights, gradients and the optimizer's state. On a CPU, resident memory depends on how
-much freed memory the C library keeps: "needed" is with all of it returned at once.
+much freed memory the C library keeps: for "needed", it returns all of it at once.
 """
 
 import argparse
@@ -77,23 +77,23 @@ def peaks(sizes: argparse.Namespace, variables: dict[str, str]) -> dict[str, lis
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--depth", type=int, default=12)
-    arguments.add_argument("--width", type=int, default=256)
-    arguments.add_argument("--length", type=int, default=256)
-    arguments.add_argument("--batch", type=int, default=16)
-    arguments.add_argument("--rounds", type=int, default=8)
-    arguments.add_argument("--memory-rounds", type=int, default=3)
-    arguments.add_argument("--steps", type=int, default=2)
-    arguments.add_argument("--device", default="auto")
-    arguments.add_argument("--peak-of", choices=KINDS)
-    sizes = arguments.parse_args()
-    if sizes.peak_of is not None:
-        peak_of(sizes, sizes.peak_of)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--depth", type=int, default=12)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--length", type=int, default=256)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--memory-rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--peak-of", choices=KINDS)
+    options = parser.parse_args()
+    if options.peak_of is not None:
+        peak_of(options, options.peak_of)
         return
-    shape = f"GPT of {sizes.depth} blocks, width {sizes.width}, {sizes.batch} × {sizes.length} tokens"
+    shape = f"GPT of {options.depth} blocks, width {options.width}, {options.batch} × {options.length} tokens"
     for title, variables in {"needed": {"MALLOC_MMAP_THRESHOLD_": "262144"}, "resident": {}}.items():
-        found = peaks(sizes, variables)
+        found = peaks(options, variables)
         base = statistics.median(found["kept"])
         print(f"{shape}\n| {title} | peak MB | ratio | range |\n|---|---|---|---|")
         for kind, values in found.items():
@@ -101,9 +101,9 @@ def main() -> None:
             middle = statistics.median(values)
             print(f"| {kind} | {middle / 1e6:,.1f} | {middle / base:.3f} | {low:.2f}–{high:.2f} |")
         print(flush=True)
-    loops = {kind: make_loop(sizes, kind) for kind in KINDS}
+    loops = {kind: make_loop(options, kind) for kind in KINDS}
     timings = interleave(
-        {kind: partial(advance, loop, sizes.steps) for kind, loop in loops.items()}, sizes.rounds, sizes.steps
+        {kind: partial(advance, loop, options.steps) for kind, loop in loops.items()}, options.rounds, options.steps
     )
     print(timing_table(shape, timings), flush=True)
     for loop in loops.values():

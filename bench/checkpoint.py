@@ -2,7 +2,7 @@
 
     .venv/bin/python bench/checkpoint.py [--rounds 9] [--megabytes 200] [--device cpu]
 
-stall     how long a step is held up by an asynchronous save, against a blocking torch.save of the same state
+stall     how long an asynchronous save delays a step, against a blocking torch.save of the same state
 write     how fast the background writes (with hashes and flushes), against plain bytes to the same disk
 load      reading with every hash checked, against without; once from the disk, once from the page cache
 resume    from a script's start to its first step, at the last step of a long epoch against its first
@@ -61,7 +61,7 @@ def measure_saving(folder: Path, state: Mapping[str, Mapping[str, Tensor]], roun
     seconds: Seconds = {name: [] for name in ("torch.save", "torch.save + fsync", "stall", "write", "plain write")}
     num_bytes = sum(tensor.nbytes for part in state.values() for tensor in part.values())
     content = os.urandom(2**20) * (num_bytes // 2**20)
-    for number in range(rounds + 1):  # the first allocates the copies, and does not count
+    for number in range(rounds + 1):  # the first round allocates the copies, and is not counted
         path = folder / f"{number}.pt"
         blocking = timed(lambda path=path: torch.save(state, path))  # type: ignore[misc]
         flushing = timed(lambda path=path: flush(path))  # type: ignore[misc]
@@ -158,7 +158,7 @@ def measure_resuming(folder: Path, rounds: int, batch: int = 8, steps: int = 400
     for name, stop in (("early", 1), ("late", steps - 2 - rounds)):
         train(name, stop)
     seconds: Seconds = {"first step": [], "last step": []}
-    for number in range(rounds):  # each goes one step further, so that it has one to make
+    for number in range(rounds):  # each trains one step further than the last
         seconds["first step"].append(train("early", 2 + number))
         seconds["last step"].append(train("late", steps - 1 - rounds + number))
     print(f"\nresuming in an epoch of {steps} steps: median (range)")

@@ -1,9 +1,9 @@
-"""Gradient compression: bytes and time of a step, and the accuracy on `digits` after equal steps.
+"""Gradient compression: bytes and time of a step, and the accuracy on `digits` after equally many steps.
 
     .venv/bin/python bench/compression.py [--processes 2] [--steps 250] [--seeds 3]
 
-Fast mode, one thread per process. Bytes are those that a rank sends; without compression, what the same exchange would
-send. Times are of whole steps, one kind after another: not interleaved, so only a hint.
+Fast mode, one thread per process. Bytes are those that a rank sends; without compression they are computed. Times are
+of whole steps, one kind after another: not interleaved, so they are only a hint.
 """
 
 import argparse
@@ -31,7 +31,7 @@ KINDS: dict[str, Any] = {
 
 
 class Outcome(NamedTuple):
-    sent: int  # bytes a step; 0 where they are not counted
+    sent: int  # bytes per step; 0 if they are not counted
     uncompressed: int
     step_s: float
     accuracy: float
@@ -60,14 +60,14 @@ def train(world: World, kind: Any, steps: int, seed: int) -> Outcome:
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--processes", type=int, default=2)
-    arguments.add_argument("--steps", type=int, default=250)
-    arguments.add_argument("--seeds", type=int, default=3)
-    options = arguments.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=250)
+    parser.add_argument("--seeds", type=int, default=3)
+    options = parser.parse_args()
     group = ranks(options.processes, timeout_s=600)
     print(f"digits: {options.processes} processes, {options.steps} steps, {options.seeds} seeds")
-    print("| compression | bytes a step | of uncompressed | ms a step | accuracy, median | range |")
+    print("| compression | bytes per step | of uncompressed | ms per step | accuracy, median | range |")
     print("|---|---|---|---|---|---|")
     found = {
         name: [group.run(train, kind, options.steps, seed)[0] for seed in range(options.seeds)]

@@ -7,8 +7,8 @@ One process, one thread. Quality: medians over the seeds below. Ours runs with t
 all problems. pymoo's GA (one cost) and NSGA2 (two) run with their defaults too, GA with populations of several sizes,
 of which the best by its median is the bar. Both evaluate the same functions. Two costs are judged by the hypervolume of
 the last population up to (1.1, 1.1). The bar is a median no worse than pymoo's on Rastrigin and ZDT1 to 3. The other
-problems show whether that holds where the optimum is neither in the middle nor at a bound, where genes depend on each
-other, and where there is only one valley.
+problems show whether that also holds if the optimum is neither in the middle nor at a bound, if genes depend on each
+other, and if there is only one valley.
 
 Speed: `ask` and `tell` at 10,000 designs of 50 genes against pymoo's `ask` and `tell` without its check for duplicates.
 The bar is a ratio of 1.
@@ -74,7 +74,7 @@ def rosenbrock(designs: Tensor) -> Tensor:
 
 
 def moved(function: Callable[[Tensor], Tensor], num_genes: int, *, turned: bool) -> Callable[[Tensor], Tensor]:
-    """With the optimum somewhere else and, if turned, with genes that depend on each other."""
+    """Move the optimum and, with `turned`, rotate the space so that genes depend on each other."""
     generator = stream(0, "problem")
     shift = 6 * torch.rand(num_genes, generator=generator, dtype=torch.float64) - 3
     turn = torch.linalg.qr(torch.randn(num_genes, num_genes, generator=generator, dtype=torch.float64)).Q
@@ -82,7 +82,7 @@ def moved(function: Callable[[Tensor], Tensor], num_genes: int, *, turned: bool)
 
 
 def zdt(number: int, optimum: float = 0.0) -> Callable[[Tensor], Tensor]:
-    """Zitzler, Deb and Thiele's. All genes but the first are best at `optimum`: at their bound, in the original."""
+    """Zitzler, Deb and Thiele's problem `number`. All genes but the first are best at `optimum`, originally 0."""
 
     def costs(designs: Tensor) -> Tensor:
         first, others = designs[:, 0], designs[:, 1:]
@@ -142,7 +142,7 @@ def score(costs: np.ndarray) -> float:
 
 
 def compare(name: str, case: Case) -> bool:
-    """Print a row a contestant; is ours no worse?"""
+    """Print a row per contestant; return whether ours is no worse."""
     populations = PYMOO_POPULATIONS if case.num_objectives == 1 else (100,)
     scores = {"ours": [score(by_ours(case, seed)) for seed in SEEDS]}
     for population in populations:
@@ -156,9 +156,7 @@ def compare(name: str, case: Case) -> bool:
 
 
 def quality(only: list[str]) -> None:
-    print(
-        "best cost, or hypervolume (two costs: the more the better)\n| problem | | median | range |\n|---|---|---|---|"
-    )
+    print("best cost, or hypervolume (two costs: larger is better)\n| problem | | median | range |\n|---|---|---|---|")
     verdicts = {name: compare(name, case) for name, case in CASES.items() if not only or name in only}
     for name, is_no_worse in verdicts.items():
         bar = "bar: " if CASES[name].is_bar else ""
@@ -174,7 +172,7 @@ def our_generation(case: Case, size: int, costs: Tensor) -> Callable[[], None]:
         strategy.tell(strategy.ask(size, generation), costs[generation])
         generation += 1
 
-    run()  # the first is sampled, not bred
+    run()  # the first generation is sampled, not bred
     return run
 
 
@@ -195,7 +193,7 @@ def pymoo_generation(case: Case, size: int, costs: Tensor) -> Callable[[], None]
 
 
 def speed(rounds: int, size: int = 10_000) -> None:
-    """Costs are drawn, and better from generation to generation: so none is spent on a function."""
+    """Time generations with costs that are drawn at random, and improve, so that no time is spent on a function."""
     for num_objectives in (1, 2):
         case = Case(genome(50, -1, 1), sphere, num_objectives)
         drawn = torch.rand(rounds + 2, size, num_objectives, generator=stream(0, "costs"), dtype=torch.float64)
@@ -209,11 +207,11 @@ def speed(rounds: int, size: int = 10_000) -> None:
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parts = arguments.add_subparsers(dest="part", required=True)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parts = parser.add_subparsers(dest="part", required=True)
     parts.add_parser("quality").add_argument("--only", nargs="+", choices=CASES, default=[], metavar="PROBLEM")
     parts.add_parser("speed").add_argument("--rounds", type=int, default=15)
-    options = arguments.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     if options.part == "quality":
         quality(options.only)

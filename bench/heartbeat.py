@@ -3,7 +3,7 @@
     .venv/bin/python bench/heartbeat.py [--rounds 60] [--steps 300]
 
 One process, one thread, one lane, AdamW. The target ratio is 1.01. The variant without a heartbeat is measured twice,
-to show how far apart two equal variants are on this machine. The agent's reading is not included: it reads ten times a
+to show how much two equal variants differ on this machine. The agent's reads are not included: it reads ten times a
 second, in its own process.
 """
 
@@ -22,7 +22,7 @@ from lockstep.supervision import heartbeat
 
 
 def supervised(run: Callable[[], None], page: heartbeat.HeartbeatPage) -> Callable[[], None]:
-    """The same steps, with the heartbeat that a worker of an agent writes."""
+    """The same steps, with the heartbeat that a supervised worker writes."""
 
     def with_heartbeat() -> None:
         heartbeat._page = page
@@ -35,10 +35,10 @@ def supervised(run: Callable[[], None], page: heartbeat.HeartbeatPage) -> Callab
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--rounds", type=int, default=60)
-    arguments.add_argument("--steps", type=int, default=300)
-    options = arguments.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=300)
+    options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         page = heartbeat.HeartbeatPage(Path(folder) / "rank-0.heartbeat", create=True)

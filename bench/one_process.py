@@ -3,7 +3,7 @@
     .venv/bin/python bench/one_process.py [--rounds 40] [--steps 300] [--tiny]
 
 One thread, AdamW. The hand-written loop takes ready-made batches from a DataLoader with `batch_size=None`, the cheapest
-way there is; a shuffling DataLoader over the samples is timed too, because that is what people write.
+way; a shuffling DataLoader over the samples is timed too, because that is what people usually write.
 """
 
 import argparse
@@ -56,11 +56,11 @@ def lockstep_steps(work: Workload, batch: int, lanes: int, steps: int, **options
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--rounds", type=int, default=40)
-    arguments.add_argument("--steps", type=int, default=300)
-    arguments.add_argument("--tiny", action="store_true", help="the tiny step alone, without the lane tax")
-    options = arguments.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--tiny", action="store_true", help="only the tiny step, without the lane tax")
+    options = parser.parse_args()
     torch.set_num_threads(1)
 
     steps = options.steps

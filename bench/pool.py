@@ -1,11 +1,11 @@
-"""How well the evaluation pool balances designs of very unequal cost, on 2, 4 and 8 processes.
+"""How well the evaluation pool balances designs of very different costs, on 2, 4 and 8 processes.
 
     python bench/pool.py
 
 The fitness sleeps for a lognormal time (so that any machine has enough cores), the same for every number of processes;
-then again with the last rank at a third of the others' speed. The ideal is all of the work shared by speed, or the
-longest single design if that takes longer. The pool is compared with a split into equal blocks, as a hand-written loop
-has it. Times are of whole generations, including the exchange of results.
+then again with the last rank at a third of the others' speed. The ideal divides all work in proportion to speed, unless
+the longest single design takes longer. The pool is compared with a split into equal blocks, as in a hand-written loop.
+Times are of whole generations, including the exchange of results.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from lockstep.world.object_collectives import all_gather_object
 from lockstep.world.world import World
 
 MEAN_S = 0.02
-SPREAD = 1.5  # of the time's logarithm: one in a hundred takes thirty times the median
+SPREAD = 1.5  # standard deviation of the time's logarithm: one in a hundred takes thirty times the median
 SLOWNESS = 3.0  # of the slow rank
 GENERATIONS = 3
 SIZES = (2, 4, 8)
@@ -47,17 +47,17 @@ def worker(world: World) -> None:
     designs, is_last_slow = int(sys.argv[2]), sys.argv[3] == "slow"
     slowness = SLOWNESS if is_last_slow and world.rank == world.size - 1 else 1.0
     rows = torch.linspace(0, 1, designs, dtype=torch.float64)[:, None]
-    sleeps: dict[float, float] = {}
+    seconds_of: dict[float, float] = {}
 
     def cost(design: dict[str, Any]) -> float:
-        time.sleep(slowness * sleeps[design["number"]])
+        time.sleep(slowness * seconds_of[design["number"]])
         return float(design["number"])
 
     pool = EvaluationPool(
         Problem(GENOME, (Objective("cost"),), ScalarEvaluator(cost)), world, 0, EvaluationRecords(None, world)
     )
     for generation in range(GENERATIONS):
-        sleeps = dict(zip(rows.flatten().tolist(), times(designs, generation), strict=True))
+        seconds_of = dict(zip(rows.flatten().tolist(), times(designs, generation), strict=True))
         lockstep.barrier()
         started = time.perf_counter()
         pool.evaluate(rows, generation, DesignArchive(GENOME, 1))
@@ -78,7 +78,7 @@ def worker(world: World) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--designs", type=int, default=1024, help="a generation")
+    parser.add_argument("--designs", type=int, default=1024, help="designs per generation")
     designs = parser.parse_args().designs
     print(f"{designs} designs, {1e3 * MEAN_S:g} ms each on average, lognormal; median of {GENERATIONS} generations")
     print(f"{'processes':>9} {'ranks':>9} {'ideal s':>8} {'pool s':>8} {'of ideal':>9} {'blocks s':>9} {'of ideal':>9}")

@@ -2,9 +2,9 @@
 
     .venv/bin/python bench/recipes.py [--only resnet|gpt] [--rounds 6] [--steps 5] [--tiny] [--device auto]
 
-One process, bf16, eager, data already on the device. The hand-written loops are plain autocast loops; "pieces"
-are backward passes over parts of the batch, one after another, as lanes are. The variants alternate in one process;
-each chooses its kernels first: the fastest, or deterministic ones. `--tiny`: small sizes, for a CPU.
+One process, bf16, eager, data already on the device. The hand-written loops are plain autocast loops; with
+micro-batches, they run a backward pass for each part of the batch, as lanes do. The variants alternate in one process;
+each selects its kernels first: the fastest, or deterministic ones. `--tiny`: small sizes, for a CPU.
 """
 
 import argparse
@@ -42,7 +42,7 @@ class Work(NamedTuple):
 
 
 def resnet(device: torch.device, is_tiny: bool) -> Work:
-    """The recipe's network and loss for images of ImageNet's size and number of classes, which it has no reader for."""
+    """The recipe's network and loss, for images of ImageNet's size and number of classes."""
     recipe, config = load_recipe("resnet")
     variant, classes, side, batch = ("resnet50", 1000, 224, 256) if not is_tiny else ("resnet18", 10, 32, 16)
     count = NUM_BATCHES * batch
@@ -81,7 +81,7 @@ def gpt(device: torch.device, is_tiny: bool) -> Work:
 WORKS = {"resnet": resnet, "gpt": gpt}
 
 
-def by_hand(work: Work, world: World, steps: int, *, deterministic: bool, pieces: int = 1) -> Callable[[], None]:
+def by_hand(work: Work, world: World, steps: int, *, deterministic: bool, micro_batches: int = 1) -> Callable[[], None]:
     torch.manual_seed(0)
     device = world.device
     model = work.model().to(device)
@@ -92,10 +92,10 @@ def by_hand(work: Work, world: World, steps: int, *, deterministic: bool, pieces
         set_determinism_flags(device, tf32=False, deterministic=deterministic)
         for number in range(steps):
             batch = batches[number % NUM_BATCHES]
-            for piece in zip(*(tensor.chunk(pieces) for tensor in batch), strict=True):
+            for part in zip(*(tensor.chunk(micro_batches) for tensor in batch), strict=True):
                 with torch.autocast(device.type, torch.bfloat16):
-                    total, count = work.loss(model, piece)
-                (total / (count * pieces)).backward()
+                    total, count = work.loss(model, part)
+                (total / (count * micro_batches)).backward()
             if work.config.clip_norm is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), work.config.clip_norm)
             optimizer.step()
@@ -110,12 +110,12 @@ def by_recipe(work: Work, world: World, steps: int, *, determinism: str, lanes: 
     model = run.prepare(work.model())
     optimizer = run.optimizer(model, build_optimizer(model, work.config.optim, work.batch))
     loader = run.loader(TensorDataset(*work.samples), work.batch, lanes=lanes)
-    coming = iter(run.steps(loader, steps=10**9, finish=False))
+    training = iter(run.steps(loader, steps=10**9, finish=False))
 
     def advance() -> None:
         set_determinism_flags(world.device, tf32=False, deterministic=determinism == "lockstep")
         for _ in range(steps):
-            step = next(coming)
+            step = next(training)
             step.accumulate(work.loss, model)
             step.update(optimizer)
         _wait(world.device)
@@ -129,20 +129,24 @@ def compare(work: Work, world: World, rounds: int, steps: int) -> str:
         "recipe, fast": by_recipe(work, world, steps, determinism="fast", lanes=1),
         "hand-written, deterministic kernels": by_hand(work, world, steps, deterministic=True),
         "recipe, lockstep, 1 lane": by_recipe(work, world, steps, determinism="lockstep", lanes=1),
-        "hand-written, deterministic kernels, 8 pieces": by_hand(work, world, steps, deterministic=True, pieces=8),
+        "hand-written, deterministic kernels, 8 micro-batches": by_hand(
+            work, world, steps, deterministic=True, micro_batches=8
+        ),
         "recipe, lockstep, 8 lanes": by_recipe(work, world, steps, determinism="lockstep", lanes=8),
     }
     timings = interleave(variants, rounds, steps)
     parameters = sum(parameter.numel() for parameter in work.model().parameters())
     lines = [f"{work.title}, {parameters / 1e6:.1f}M parameters, {world.device}, {rounds} rounds of {steps} steps"]
-    lines += [f"| | ms a step | {work.unit}/s | to hand-written | range by round | to the line above |"]
+    lines += [
+        f"| | ms per step | {work.unit}/s | relative to hand-written | range by round | relative to the line above |"
+    ]
     lines += ["|---|---|---|---|---|---|"]
     for number, timing in enumerate(timings):
-        beside = f"{timing.median_s / timings[number - 1].median_s:.3f}" if number % 2 else ""
+        to_line_above = f"{timing.median_s / timings[number - 1].median_s:.3f}" if number % 2 else ""
         rate, of = work.units / timing.median_s, timing.ratio
         lines.append(
             f"| {timing.name} | {1e3 * timing.median_s:.1f} | {rate:,.0f} | {of.median:.3f} "
-            f"| {of.low:.2f}–{of.high:.2f} | {beside} |"
+            f"| {of.low:.2f}–{of.high:.2f} | {to_line_above} |"
         )
     return "\n".join(lines)
 
@@ -153,15 +157,15 @@ def _wait(device: torch.device) -> None:
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--only", choices=WORKS)
-    arguments.add_argument("--rounds", type=int, default=6)
-    arguments.add_argument("--steps", type=int, default=5)
-    arguments.add_argument("--tiny", action="store_true")
-    arguments.add_argument("--device", default="auto")
-    options = arguments.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", choices=WORKS)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--device", default="auto")
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    set_cublas_workspace()  # before the first product, for all variants alike: later it has no effect
+    set_cublas_workspace()  # before the first matrix product, for all variants: later it has no effect
     world = setup_distributed(device=None if options.device == "auto" else options.device)
     for name, make in WORKS.items():
         if options.only in (None, name):

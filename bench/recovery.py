@@ -3,10 +3,12 @@
     .venv/bin/python bench/recovery.py [--rounds 8] [--processes 2]
 
 The script is plain torch and DDP. In its first attempt one rank kills itself with SIGKILL at step 20; the time counts
-until rank 0 of the next attempt has made its first step. Rounds take turns with who is killed, rank 0 or the last, and
-with who goes first. A job that has not made that step within 30 s counts as not recovered, and not into the median.
+until rank 0 of the next attempt has made its first step. From round to round, the victim alternates between rank 0 and
+the last rank, and the order of the launchers changes. A job that has not made that step within 30 s counts as not
+recovered; the median is over the others.
 
-torchrun is measured twice: as it comes, and with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, which spares it stale addresses.
+torchrun is measured twice: with its defaults, and with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, which avoids stale
+addresses.
 """
 
 import argparse
@@ -33,7 +35,7 @@ for step in range(1, 31):
     model(torch.ones(8, 64)).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
-    time.sleep(0.1)  # as if there were more to compute
+    time.sleep(0.1)  # in place of more to compute
     if attempt == 0 and rank == victim and step == 20:
         (marks / "kill").write_text(repr(time.time()))
         os.kill(os.getpid(), signal.SIGKILL)
@@ -47,7 +49,7 @@ LIMIT_S = 30
 
 
 def recovery_s(command: list[str], variables: dict[str, str], script: Path, victim: int) -> float | None:
-    """None: not at the first restart, or not at all."""
+    """Return the time to recover, or None if the job did not recover at its first restart."""
     with tempfile.TemporaryDirectory() as marks:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"} | variables
         job = subprocess.Popen(
@@ -59,7 +61,7 @@ def recovery_s(command: list[str], variables: dict[str, str], script: Path, vict
         )
         with suppress(subprocess.TimeoutExpired):
             job.wait(timeout=LIMIT_S)
-        if job.poll() is None:  # its launcher waits for ranks that will never come: ask it to end, and them with it
+        if job.poll() is None:  # its launcher waits for ranks that will never join: ask it to end them and itself
             job.send_signal(signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired):
                 job.wait(timeout=LIMIT_S)
@@ -74,10 +76,10 @@ def recovery_s(command: list[str], variables: dict[str, str], script: Path, vict
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--rounds", type=int, default=8)
-    arguments.add_argument("--processes", type=int, default=2)
-    options = arguments.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--processes", type=int, default=2)
+    options = parser.parse_args()
     n = str(options.processes)
     torchrun = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", n, "--max-restarts", "1"]
     fresh_store = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}

@@ -2,8 +2,8 @@
 
     python bench/search_scaling.py --processes 1 2 4 8 16
 
-Each number of processes searches for three generations of the same designs, through the real command; the time is that
-of evaluating the later two, with the exchange of the results. The digests must be equal.
+For each number of processes, the real command searches for three generations of the same designs; the time is that of
+evaluating the last two, including the exchange of the results. The digests must be equal.
 """
 
 import argparse
@@ -21,9 +21,9 @@ SETTINGS = ("max_generations=3", "network=null", "wing.pictures=no")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--designs", type=int, default=2048, help="a generation")
+    parser.add_argument("--designs", type=int, default=2048, help="designs per generation")
     options = parser.parse_args()
-    print(f"wing, {options.designs} designs a generation")
+    print(f"wing, {options.designs} designs per generation")
     print(f"{'processes':>9} {'s':>8} {'speed-up':>9} {'of ideal':>9}  digest")
     first_s = None
     for processes in options.processes:

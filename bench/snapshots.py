@@ -3,9 +3,8 @@
     .venv/bin/python bench/snapshots.py [--processes 1 2] [--model conv] [--batch 64] [--rounds 20] [--seconds 4]
 
 Each variant trains for about `--seconds` per round, in turn; one thread per process, AdamW, nothing is written to disk.
-Snapshots fall into some rounds and not into others, so that sums over all rounds are compared, not medians. The clock
-of the snapshots stands still while the other variants train. Processor time is rank 0's, and meaningful on a busy
-machine too.
+Not every round has a snapshot, so sums over all rounds are compared, not medians. The clock of the snapshots is paused
+while the other variants train. Processor time is rank 0's; it is meaningful on a busy machine too.
 """
 
 import argparse
@@ -30,10 +29,10 @@ VARIANTS = ("without", "without again", "with")
 
 
 class Figures(NamedTuple):
-    steps: int  # a round
+    steps: int  # per round
     seconds: dict[str, list[float]]  # by variant and round
     processor_s: dict[str, float]  # by variant
-    costs_s: list[float]  # of each snapshot, as the run counts it
+    costs_s: list[float]  # of each snapshot, as reported by the run
     num_bytes: int
 
 
@@ -48,9 +47,9 @@ class Variant:
         training = iter(self.run.steps(self.run.loader(work.data, batch, lanes=4), steps=10**9, finish=False))
 
         def step() -> None:
-            made = next(training)
-            made.accumulate(work.loss_sum, module)
-            made.update(optimizer)
+            current = next(training)
+            current.accumulate(work.loss_sum, module)
+            current.update(optimizer)
 
         self.step: Callable[[], None] = step
         for _ in range(3):
@@ -78,26 +77,26 @@ def compare(world: World, place: str, model: str, batch: int, rounds: int, secon
     pilot = variants["without"].train(10) / 10
     steps = broadcast_object(max(1, round(seconds / pilot)))
     variants["without"].processor_s = 0.0
-    told: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    durations: dict[str, list[float]] = {name: [] for name in VARIANTS}
     for number in range(rounds):
         for name in VARIANTS[number % 3 :] + VARIANTS[: number % 3]:
-            told[name].append(variants[name].train(steps))
+            durations[name].append(variants[name].train(steps))
     processor_s = {name: variant.processor_s for name, variant in variants.items()}
     for variant in variants.values():
         variant.run.finish()
     events = [each for each in read_jsonl(variants["with"].folder / "ranks" / "0.jsonl") if each.get("in_memory")]
     costs = [event["stall_s"] + event["write_s"] for event in events]
-    return Figures(steps, told, processor_s, costs, events[-1]["num_bytes"] if events else 0)
+    return Figures(steps, durations, processor_s, costs, events[-1]["num_bytes"] if events else 0)
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--processes", type=int, nargs="+", default=[1, 2])
-    arguments.add_argument("--model", default="conv", help="tiny, mlp, mlp-9M, conv, gpt or gpt-9M")
-    arguments.add_argument("--batch", type=int, default=64)
-    arguments.add_argument("--rounds", type=int, default=20)
-    arguments.add_argument("--seconds", type=float, default=4.0, help="for which each variant trains per round")
-    options = arguments.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--model", default="conv", help="tiny, mlp, mlp-9M, conv, gpt or gpt-9M")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=4.0, help="how long each variant trains per round")
+    options = parser.parse_args()
     for processes in options.processes:
         with tempfile.TemporaryDirectory(dir=".") as place:
             chosen = (options.model, options.batch, options.rounds, options.seconds)
@@ -105,7 +104,7 @@ def main() -> None:
         base = sum(figures.seconds["without"])
         per_step = 1e3 * base / options.rounds / figures.steps
         rounds = f"{options.rounds} rounds of {figures.steps} steps of {per_step:.1f} ms"
-        print(f"\n{options.model} on {processes}: {rounds}")
+        print(f"\n{options.model} on {processes} processes: {rounds}")
         for name in VARIANTS[1:]:
             ratios = sorted(own / of for own, of in zip(figures.seconds[name], figures.seconds["without"], strict=True))
             total = sum(figures.seconds[name]) / base
@@ -113,8 +112,8 @@ def main() -> None:
             span = f"rounds {ratios[0]:.3f}–{ratios[-1]:.3f}"
             print(f"  {name:<14} / without: {total:.4f} in all, {span}; processor time {processor:.4f}")
         cost = sum(figures.costs_s) / sum(figures.seconds["with"])
-        taken = f"{len(figures.costs_s)} snapshots of {figures.num_bytes / 1e6:.1f} MB"
-        print(f"  {taken}, counted as {100 * cost:.2f}% of the time")
+        snapshots = f"{len(figures.costs_s)} snapshots of {figures.num_bytes / 1e6:.1f} MB"
+        print(f"  {snapshots}, taking {100 * cost:.2f} % of the time")
 
 
 if __name__ == "__main__":

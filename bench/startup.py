@@ -2,9 +2,9 @@
 
     .venv/bin/python bench/startup.py [--rounds 7] [--processes 2]
 
-The script is plain torch: join the group, one step of a small DDP model, then each rank notes the time.
-The time of the slowest rank counts, from just before the command is started. Medians; the ratio is of medians, its
-range that of the rounds. `--help` is timed beside them.
+The script is plain torch: join the group, one step of a small DDP model, then each rank writes down the time. The
+slowest rank counts, from just before the command is started. The ratio is that of the medians; its range is over the
+rounds. `lockstep --help` is timed too.
 """
 
 import argparse
@@ -50,10 +50,10 @@ def time_of(command: list[str]) -> float:
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--rounds", type=int, default=7)
-    arguments.add_argument("--processes", type=int, default=2)
-    options = arguments.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--processes", type=int, default=2)
+    options = parser.parse_args()
     n = str(options.processes)
     commands = {
         "torchrun": [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", n],
@@ -65,7 +65,7 @@ def main() -> None:
         script = Path(folder) / "first_step.py"
         script.write_text(SCRIPT)
         for number in range(options.rounds + 1):
-            # The first round warms the disk cache and is not counted; who goes first alternates.
+            # The first round warms the disk cache and is not counted; the order alternates.
             for name in sorted(commands, reverse=bool(number % 2)):
                 taken = time_to_first_step(commands[name], script, options.processes)
                 if number:

@@ -1,4 +1,4 @@
-"""Parallelism strategies: time of a step, and bytes of weights and optimizer state on each rank.
+"""Parallel strategies: time of a step, and bytes of weights and optimizer state on each rank.
 
     .venv/bin/python bench/strategies.py [--processes 2] [--lanes 4] [--rounds 12] [--steps 8]
 
@@ -32,7 +32,7 @@ class Sizes(NamedTuple):
     optimizer: int
 
 
-def sizes(loop: LockstepLoop) -> Sizes:
+def sizes_on_this_rank(loop: LockstepLoop) -> Sizes:
     here = loop.run._state.strategy.optimizer_here(loop.optimizer)
     state = [value for each in here.state.values() for value in each.values() if isinstance(value, torch.Tensor)]
     return Sizes(sum(map(_bytes_here, loop.model.parameters())), sum(map(_bytes_here, state)))
@@ -46,19 +46,19 @@ def compare(
     make = partial(torch.optim.AdamW, lr=1e-4)
     loops = {kind: LockstepLoop(work, world, batch, lanes, make, **options) for kind, options in STRATEGIES.items()}
     timings = interleave({kind: partial(loop.advance, steps) for kind, loop in loops.items()}, rounds, steps)
-    found = {kind: sizes(loop) for kind, loop in loops.items()}
+    found = {kind: sizes_on_this_rank(loop) for kind, loop in loops.items()}
     for loop in loops.values():
         loop.run.close()
     return timings, found
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--processes", type=int, default=2)
-    arguments.add_argument("--lanes", type=int, default=4)
-    arguments.add_argument("--rounds", type=int, default=12)
-    arguments.add_argument("--steps", type=int, default=8)
-    options = arguments.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--lanes", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=8)
+    options = parser.parse_args()
     for name, batch in WORKLOADS.items():
         group = ranks(options.processes, timeout_s=1500)
         answers = group.run(compare, name, batch, options.lanes, options.steps, options.rounds)

@@ -4,10 +4,10 @@
     python bench/surrogate.py --problem wing [--jobs 14] [--seeds 12]
 
 Both arms are the same loop and the same evolution; without the network, no offspring is guided. A target is the median
-of the best costs that the unguided search had found after 100 generations of 64, over ten seeds that are not measured
-here: `--calibrate` prints it, and TARGETS holds it. A seed that has not reached its target after 200
-generations counts as having needed all of their evaluations. `rastrigin`, whose valleys are many and whose genes are
-independent, is there because it should be the hardest for the network.
+of the best costs that the unguided search found after 100 generations of 64, over ten seeds that are not measured here:
+`--calibrate` prints it, and TARGETS holds it. A seed that has not reached its target after 200 generations counts as
+having needed all of their evaluations. `rastrigin`, whose valleys are many and whose genes are independent, is included
+because it should be the hardest for the network.
 """
 
 import argparse
@@ -33,7 +33,8 @@ from lockstep.world.keyed_random import stream
 from lockstep.world.world import World
 
 POPULATION = 64
-BUDGET, MOST = 100, 200  # generations: what a target is set by, and when a search gives up
+TARGET_GENERATIONS = 100  # a target is what the unguided search reaches in this many
+MAX_GENERATIONS = 200  # after this many, a search gives up
 CALIBRATION_SEEDS = range(1000, 1010)
 FIRST_SEED = 200
 NUM_GENES = 20
@@ -52,27 +53,27 @@ class Outcome(NamedTuple):
     evaluations: int  # until the target was reached, or all
     is_reached: bool
     best: float
-    guidance_s: float  # a generation
+    guidance_s: float  # per generation
 
 
-class Ground(NamedTuple):
-    """What is searched, and where from."""
+class Landscape(NamedTuple):
+    """What to search, and the design to start from."""
 
     genome: Genome
     costs: Callable[[Tensor], Tensor]
     base: dict[str, Any] | None = None
 
 
-def shifted(function: Callable[[Tensor], Tensor], reach: float) -> Ground:
-    """A standard function of genes from −reach to reach, whose best is moved somewhere into the middle half."""
+def shifted(function: Callable[[Tensor], Tensor], reach: float) -> Landscape:
+    """A standard function of genes from −reach to reach, with a random optimum in the middle half."""
     genome = Genome([FloatGene(f"x{number}", -reach, reach) for number in range(NUM_GENES)])
     drawn = torch.rand(NUM_GENES, generator=stream(0, "shift"), dtype=torch.float64)
     shift = (drawn - 0.5) * reach
-    return Ground(genome, lambda designs: function(designs - shift)[:, None])
+    return Landscape(genome, lambda designs: function(designs - shift)[:, None])
 
 
 def rosenbrock(x: Tensor) -> Tensor:
-    """Best at 0, at the end of a bent valley."""
+    """The optimum is at 0, at the end of a curved valley."""
     x = x + 1
     return (100 * (x[:, 1:] - x[:, :-1] ** 2) ** 2 + (1 - x[:, :-1]) ** 2).sum(1)
 
@@ -86,10 +87,10 @@ def rastrigin(x: Tensor) -> Tensor:
     return (x.square() + 10 - 10 * (2 * math.pi * x).cos()).sum(1)
 
 
-def ground(problem: str) -> Ground:
+def landscape(problem: str) -> Landscape:
     if problem == "wing":
         assessor = Assessor()
-        return Ground(assessor.genome, lambda designs: -assessor.fitness(designs), dict(BASE))
+        return Landscape(assessor.genome, lambda designs: -assessor.fitness(designs), dict(BASE))
     function, reach = {"rosenbrock": (rosenbrock, 2.048), "ackley": (ackley, 32.0), "rastrigin": (rastrigin, 5.12)}[
         problem
     ]
@@ -97,7 +98,7 @@ def ground(problem: str) -> Ground:
 
 
 class GuidanceTime:
-    """A sink that adds up what each generation says of evolving and training."""
+    """A sink that collects how long each generation took to evolve and train."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -111,18 +112,18 @@ class GuidanceTime:
 
 
 def search(task: Task) -> Outcome:
-    """By the real loop, without a folder."""
+    """Search with the real loop, without a folder."""
     torch.set_num_threads(1)
-    where, guidance = ground(task.problem), GuidanceTime()
+    searched, guidance = landscape(task.problem), GuidanceTime()
     settings = SearchSettings(
         population_size=POPULATION,
         max_generations=task.generations,
         target=task.target,
         network=NetworkSettings(guided_share=task.guided_share) if task.guided_share else None,
     )
-    problem = Problem(where.genome, (Objective("cost"),), VectorizedEvaluator(where.costs, POPULATION))
+    problem = Problem(searched.genome, (Objective("cost"),), VectorizedEvaluator(searched.costs, POPULATION))
     made = Search(Run(None, World(), seed=task.seed, sinks=[guidance]), problem, settings)
-    made.run_complete_pipeline(where.base)
+    made.run_complete_pipeline(searched.base)
     reached = (made.archive.costs[:, 0] <= task.target).nonzero()
     return Outcome(
         evaluations=int(reached[0]) + 1 if len(reached) else len(made.archive),
@@ -133,18 +134,19 @@ def search(task: Task) -> Outcome:
 
 
 def calibrate(problem: str, jobs: int) -> None:
-    outcomes = run([Task(problem, seed, 0.0, -math.inf, BUDGET) for seed in CALIBRATION_SEEDS], jobs)
-    print(f"{problem}: median best after {BUDGET} generations {np.median([each.best for each in outcomes]):.6g}")
+    outcomes = run([Task(problem, seed, 0.0, -math.inf, TARGET_GENERATIONS) for seed in CALIBRATION_SEEDS], jobs)
+    median = np.median([each.best for each in outcomes])
+    print(f"{problem}: median best after {TARGET_GENERATIONS} generations {median:.6g}")
 
 
 def compare(problem: str, seeds: range, guided_share: float, jobs: int) -> None:
     target = TARGETS[problem]
     arms = {"without": 0.0, "with": guided_share}
-    tasks = [Task(problem, seed, share, target, MOST) for seed in seeds for share in arms.values()]
+    tasks = [Task(problem, seed, share, target, MAX_GENERATIONS) for seed in seeds for share in arms.values()]
     outcomes = run(tasks, jobs)
     by_arm = {name: outcomes[number :: len(arms)] for number, name in enumerate(arms)}
     print(f"{problem}: evaluations until a cost of {target:g}, {len(seeds)} seeds")
-    print("| network | median | quartiles | never | guidance, ms a generation |\n|---|---|---|---|---|")
+    print("| network | median | quartiles | never | guidance, ms per generation |\n|---|---|---|---|---|")
     for name, each in by_arm.items():
         print(f"| {name} | {summary(each)} |")
     medians = {name: np.median([each.evaluations for each in arm]) for name, arm in by_arm.items()}
@@ -165,17 +167,17 @@ def run(tasks: list[Task], jobs: int) -> list[Outcome]:
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--problem", choices=TARGETS, default="rosenbrock")
-    arguments.add_argument("--jobs", type=int, default=1)
-    arguments.add_argument("--seeds", type=int, default=12)
-    arguments.add_argument("--guided-share", type=float, default=NetworkSettings().guided_share)
-    arguments.add_argument("--calibrate", action="store_true")
-    given = arguments.parse_args()
-    if given.calibrate:
-        calibrate(given.problem, given.jobs)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--problem", choices=TARGETS, default="rosenbrock")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--seeds", type=int, default=12)
+    parser.add_argument("--guided-share", type=float, default=NetworkSettings().guided_share)
+    parser.add_argument("--calibrate", action="store_true")
+    options = parser.parse_args()
+    if options.calibrate:
+        calibrate(options.problem, options.jobs)
     else:
-        compare(given.problem, range(FIRST_SEED, FIRST_SEED + given.seeds), given.guided_share, given.jobs)
+        compare(options.problem, range(FIRST_SEED, FIRST_SEED + options.seeds), options.guided_share, options.jobs)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
     .venv/bin/python bench/two_processes.py [--processes 2] [--lanes 4] [--rounds 12] [--steps 8] [--bucket-mb 4]
 
-One thread per process. DDP is set up to be fast: `gradient_as_bucket_view`, `no_sync` in all but the last micro-step.
-Bytes are what rank 0's engine sent in one step; a ring sends 2 (W - 1) / W times the gradients. Peak memory is measured
-in a process that does nothing else, above what it needed before the first step.
+One thread per process. DDP is set up to be fast: `gradient_as_bucket_view`, and `no_sync` in all but the last
+micro-step. Bytes are what rank 0's engine sent in one step; a ring sends 2 (W - 1) / W times the gradients. Peak memory
+is measured in a process that does nothing else, above what it needed before the first step.
 """
 
 import argparse
@@ -79,7 +79,7 @@ def compare(
 
 
 def peak_memory(world: World, name: str, batch: int, lanes: int, kind: str) -> int:
-    """Bytes that training needed at its most, beyond the process before it."""
+    """The peak memory of training in bytes, above what the process needed before."""
     torch.set_num_threads(1)
     work = build_workload(name, batch * 4)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -93,14 +93,14 @@ def peak_memory(world: World, name: str, batch: int, lanes: int, kind: str) -> i
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--processes", type=int, default=2)
-    arguments.add_argument("--lanes", type=int, default=4)
-    arguments.add_argument("--rounds", type=int, default=12)
-    arguments.add_argument("--steps", type=int, default=8)
-    arguments.add_argument("--bucket-mb", type=float, default=4.0)
-    arguments.add_argument("--memory", nargs=2, metavar=("KIND", "MODEL"), help="print only this peak memory")
-    options = arguments.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--lanes", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--bucket-mb", type=float, default=4.0)
+    parser.add_argument("--memory", nargs=2, metavar=("KIND", "MODEL"), help="print only this peak memory")
+    options = parser.parse_args()
     if options.memory:
         kind, name = options.memory
         group = ranks(options.processes, timeout_s=300)
@@ -114,7 +114,7 @@ def main() -> None:
         )[0]
         ring = 2 * size * (options.processes - 1) // options.processes
         print(timing_table(f"{name}: {options.processes} processes, {options.lanes} lanes, batch {batch}", timings))
-        print(f"bytes a rank sends in a step: {sent:,}; a ring's: {ring:,}; ratio {sent / ring:.4f}\n", flush=True)
+        print(f"bytes that a rank sends per step: {sent:,}; a ring's: {ring:,}; ratio {sent / ring:.4f}\n", flush=True)
     for name in WORKLOADS:
         for kind in ("ddp", "lockstep", "fast"):  # each in new processes: a peak never falls
             command = [sys.executable, __file__, "--memory", kind, name, "--processes", str(options.processes)]

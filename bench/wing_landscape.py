@@ -2,9 +2,9 @@
 
     .venv/bin/python bench/wing_landscape.py [--designs 2000] [--rounds 9]
 
-designs   how many of this many random designs fail, how many are legal, and how their fitness is spread
+designs   how many of N random designs fail, how many are legal, and the quantiles of their fitness
 panels    the fitness of the same wing with more panels
-cost      processor time per design, by how many are evaluated at a time; every size once per round
+cost      processor time per design, by the number evaluated at a time; each number once per round
 """
 
 import argparse
@@ -46,7 +46,7 @@ def show_panels() -> None:
     for panels in PANELS:
         assessor = Assessor(panels)
         found = assessor.assess(assessor.genome.row(BASE).unsqueeze(0))
-        print(f"{panels:4} panels an element: fitness {found.fitness.item():.3f}, ", end="")
+        print(f"{panels:4} panels per element: fitness {found.fitness.item():.3f}, ", end="")
         print(f"downforce {found.loads.downforce.item():.0f} N, drag {found.loads.drag.item():.0f} N")
 
 
@@ -63,7 +63,7 @@ def show_cost(rounds: int) -> None:
                 values.append((time.process_time() - began) / len(designs))
     for size, values in seconds.items():
         median, low, high = (1e3 * choose(values) for choose in (statistics.median, min, max))
-        print(f"{size:4} at a time: {median:.2f} ms a design ({low:.2f} … {high:.2f})")
+        print(f"{size:4} at a time: {median:.2f} ms per design ({low:.2f} … {high:.2f})")
 
 
 def main() -> None:

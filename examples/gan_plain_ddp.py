@@ -92,8 +92,8 @@ def train(num_steps: int) -> None:
             step += 1
             real = real.to(device)
 
-            # Call the wrapper only of the model that is trained; the other's hooks would wait for gradients that never
-            # come.
+            # Call only the wrapper of the model being trained: the other's hooks would wait for gradients that never
+            # arrive.
             with torch.no_grad():
                 fake = generator.module(torch.randn(len(real), NOISE, device=device))
             both = discriminator(torch.cat([real, fake]))  # one call: DDP expects one per backward pass

@@ -3,7 +3,7 @@
     python examples/spawn.py                  # one process per GPU, or two without a GPU
     python examples/spawn.py --nproc 4
     python examples/spawn.py --by torch       # with torch.multiprocessing.spawn, as many scripts do
-    lockstep run -n 2 examples/spawn.py       # under a launcher, its number of processes applies
+    lockstep run -n 2 examples/spawn.py       # a launcher decides the number of processes
     torchrun --nproc-per-node 2 examples/spawn.py
 
 The model may already be wrapped in DistributedDataParallel or DataParallel (`--wrap ddp`, `--wrap dp`), and the batch
@@ -76,7 +76,7 @@ def spawned_by_torch(rank: int, args: argparse.Namespace) -> None:
     These processes are not supervised. lockstep's launcher reports a process that dies, explains one that hangs, and
     ends them all when it ends.
     """
-    torch.set_num_threads(1)  # as lockstep.launch does; another number can change the bits
+    torch.set_num_threads(1)  # as lockstep.launch does; the number of threads can change the bits
     train(lockstep.setup_distributed(rank, args.nproc), args)
     lockstep.cleanup_distributed()
 
@@ -96,5 +96,5 @@ if __name__ == "__main__":
     if options.by == "torch":
         torch.multiprocessing.spawn(spawned_by_torch, args=(options,), nprocs=options.nproc)
     else:
-        # Starts copies of this script, each with its World; no rank, world size or free port to take care of.
+        # Starts copies of this script and passes each its World: no rank, world size or port to manage.
         lockstep.launch(lambda world: train(world, options), nproc=options.nproc)

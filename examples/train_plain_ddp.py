@@ -11,8 +11,8 @@ What it lacks, although it is written carefully:
 - If it is killed in the middle of an epoch, it repeats that epoch with other dropout masks, so the result differs. It
   does not notice a damaged checkpoint, or a checkpoint of a run with another batch.
 - Sampler, wrapper, `no_sync`, means over ranks, barriers and rank 0's tasks are all written by hand, and an omission
-  often goes unnoticed: without `set_epoch` every epoch has the same order, without `no_sync` every part is reduced.
-- It leaves nothing but the weights: no history, no digest, no report of a NaN or of a rank that hangs.
+  often goes unnoticed: without `set_epoch` every epoch has the same order, without `no_sync` every part is all-reduced.
+- It leaves nothing but a checkpoint: no history, no digest, no report of a NaN or of a rank that hangs.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def sum_over_ranks(values: list[float], device: torch.device) -> list[float]:
 
 @torch.no_grad()
 def accuracy(model: nn.Module, test_set: TensorDataset, device: torch.device) -> float:
-    """Evaluate each image once: a DistributedSampler would repeat some to give every rank equally many."""
+    """Evaluate each image once: a DistributedSampler would repeat some to give every rank the same number."""
     own = Subset(test_set, range(dist.get_rank(), len(test_set), dist.get_world_size()))
     correct = num_images = 0
     model.eval()
@@ -70,7 +70,7 @@ def accuracy(model: nn.Module, test_set: TensorDataset, device: torch.device) ->
 
 
 def save(path: Path, **state: object) -> None:
-    """Save on rank 0, under another name first: if it is killed meanwhile, the previous checkpoint remains."""
+    """Save on rank 0, under a temporary name first: if it is killed meanwhile, the previous checkpoint remains."""
     if dist.get_rank() == 0:
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_suffix(".part")

@@ -22,7 +22,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import lockstep
 
 LENGTH = 64  # bytes used of each paragraph
-NO_TARGET = -100  # after the end of a shorter one
+NO_TARGET = -100  # the target after the end of a shorter paragraph
 
 
 def make_model() -> GPT2LMHeadModel:
@@ -63,7 +63,7 @@ def main(world: lockstep.World) -> None:
     args = parser.parse_args()
 
     run = lockstep.Run("runs/transformers_gpt2", world, seed=0, clip_norm=1.0)
-    model = run.prepare(make_model())  # the same module: its own methods still work
+    model = run.prepare(make_model())  # the same module, with its own methods
     schedule = lockstep.Schedule.cosine(warmup=20)
     optimizer = run.optimizer(model, torch.optim.AdamW(model.parameters(), lr=3e-3), schedule)
     train_set, test_set = load_paragraphs()

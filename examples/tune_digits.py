@@ -1,11 +1,11 @@
-"""Tune hyper-parameters with a search: learning rate, optimizer, size, dropout. Run it with any of:
+"""Tune hyperparameters with a search: learning rate, optimizer, size, dropout. Run it with any of:
 
     python examples/tune_digits.py
     lockstep run -n 2 examples/tune_digits.py --generations 4
     torchrun --nproc-per-node 2 examples/tune_digits.py
 
-Every design is evaluated by a short training on handwritten digits, on the next free process; the best is the one with
-the lowest error on held-out images. Stop it at any time: when you run it again, it resumes.
+Every design is evaluated by a short training run on handwritten digits, in the next free process; the best is the one
+with the lowest error on held-out images. Stop it at any time: when you run it again, it resumes.
 The best design and the digest are the same on any number of processes.
 """
 
@@ -37,7 +37,7 @@ GENOME = search.Genome(
         search.FloatGene("dropout", 0.0, 0.6, group="model"),
     ]
 )
-USUAL = {"optimizer": "adamw", "log10_lr": -3.0, "log10_weight_decay": -2.0, "width": 32, "layers": 1, "dropout": 0.0}
+DEFAULT = {"optimizer": "adamw", "log10_lr": -3.0, "log10_weight_decay": -2.0, "width": 32, "layers": 1, "dropout": 0.0}
 
 
 class Images(NamedTuple):
@@ -105,13 +105,13 @@ def main(world: lockstep.World) -> None:
         network=None,  # evolution only
     )
     run = lockstep.Run("runs/tune_digits", world, seed=0, sinks=console_for())
-    result = search.Search(run, problem, settings).run_complete_pipeline(USUAL)
+    result = search.Search(run, problem, settings).run_complete_pipeline(DEFAULT)
 
     if world.is_main and result.best is not None:
-        for name, design in (("usual", USUAL), ("best", result.best.design)):
-            torch.manual_seed(0)  # the same random numbers: only the designs differ
+        for name, design in (("default", DEFAULT), ("best", result.best.design)):
+            torch.manual_seed(0)  # the same random numbers for both designs
             wrong = percent_wrong(train(design), load_images("test"))
-            print(f"on images that nothing was chosen by, the {name} design is wrong in {wrong:.2f} %")
+            print(f"test error of the {name} design: {wrong:.2f} %")
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def test_a_search_finds_one_design_and_goes_on_where_it_was(tmp_path: Path) -> N
     second = next(place for place, line in enumerate(told[0]) if line.startswith("generation    2  best error"))
     assert told[2][3:] == [line for line in told[0][second:] if line != "saved checkpoints/step-1"]
     assert re.fullmatch(r"digest [0-9a-f]{64}", one[-3])
-    assert re.fullmatch(r"on images .*, the best design is wrong in \d+\.\d\d %", one[-1])
+    assert re.fullmatch(r"test error of the best design: \d+\.\d\d %", one[-1])
 
 
 @pytest.mark.parametrize(

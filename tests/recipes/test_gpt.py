@@ -186,7 +186,7 @@ def test_loss_and_metrics_are_sums_over_bytes() -> None:
 
 
 def test_heads_that_do_not_share_the_width_are_told() -> None:
-    with pytest.raises(ConfigError, match=r"model.heads: 5 heads cannot share width=128 evenly"):
+    with pytest.raises(ConfigError, match=r"model.heads: expected a divisor of width=128, got 5"):
         load_recipe("gpt", ["model.heads=5"])
 
 

@@ -1,1 +1,1 @@
-"""The built-in recipes, one folder each, and what finds and runs them."""
+"""The built-in recipes, one folder each, and the modules that find and run them."""

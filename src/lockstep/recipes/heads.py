@@ -1,4 +1,4 @@
-"""A field type for attention heads, which must divide the `width` declared before it in the same section."""
+"""A config field for the number of attention heads, which must divide the `width` declared before it."""
 
 from typing import Annotated
 
@@ -12,7 +12,7 @@ def _divides_width(value: int, info: ValidationInfo) -> int:
     width = info.data.get("width", value)
     if width % value:
         raise PydanticCustomError(
-            "heads", "{heads} heads cannot share width={width} evenly", {"heads": value, "width": width}
+            "heads", "expected a divisor of width={width}, got {heads}", {"heads": value, "width": width}
         )
     return value
 

@@ -38,7 +38,7 @@ def _model_of_recipe(name: str, config: "JobConfig") -> nn.Module:
 
     recipe: Any = find_recipe(name, "get_model")
     if not hasattr(recipe, "model"):
-        raise UserError(f"{name} is searched, not trained: it has no model")
+        raise UserError(f"get_model({name!r}): {name} is searched, not trained: it has no model")
     if not isinstance(config, recipe.config_class):
         config = ConfigDraft(parse_yaml_mapping(dump_config(config), f"get_model({name!r})")).check(recipe.config_class)
     model: nn.Module = made_for(config, recipe).model(config)  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
 """Find recipes by name, check their configs, and run them.
 
-A built-in recipe is a folder here: its `__init__.py` has the `config_class`, its `recipe.py` the `recipe`. The two are
-apart because `recipe.py` imports torch: a launcher checks the config and leaves that import to the processes it starts.
+A built-in recipe is a folder here: its `__init__.py` has the `config_class`, its `recipe.py` the `recipe`. They are
+separate because `recipe.py` imports torch, and a launcher checks the config without it.
 """
 
 import importlib
@@ -26,13 +26,13 @@ if TYPE_CHECKING:  # these import torch
 
 _FOLDER = Path(__file__).parent
 
-# The attributes that a recipe must have, if it is trained or searched.
-_TRAINED = ("config_class", "model", "data", "loss", "metrics")
-_SEARCHED = ("config_class", "problem")
+# The attributes that a recipe must have, to be trained or to be searched.
+_TRAINING_ATTRIBUTES = ("config_class", "model", "data", "loss", "metrics")
+_SEARCH_ATTRIBUTES = ("config_class", "problem")
 
 
 def load_config(config: str, overrides: Sequence[str] = ()) -> JobConfig:
-    """Return the checked config of a YAML file or a built-in recipe's name; a built-in one needs no torch for that."""
+    """Return the checked config of a YAML file or a built-in recipe; for a built-in one, torch is not imported."""
     draft, name = _read_draft(config, overrides)
     if name in builtin_names():
         config_class: type[JobConfig] = importlib.import_module(f"lockstep.recipes.{name}").config_class
@@ -41,14 +41,14 @@ def load_config(config: str, overrides: Sequence[str] = ()) -> JobConfig:
 
 
 def load_recipe(config: str, overrides: Sequence[str] = ()) -> "tuple[Recipe | SearchRecipe, JobConfig]":
-    """Return the recipe and the checked config of a YAML file or a built-in recipe's name."""
+    """Return the recipe and its checked config, given a YAML file or the name of a built-in recipe."""
     draft, name = _read_draft(config, overrides)
     recipe = find_recipe(name, draft.origin("recipe"))
     return recipe, draft.check(recipe.config_class)
 
 
 def load_training_recipe(config: str, overrides: Sequence[str] = ()) -> "tuple[Recipe, Config]":
-    """Like `load_recipe`, but a recipe that is searched is an error."""
+    """Like `load_recipe`, but refuse a recipe that is searched."""
     recipe, settings = load_recipe(config, overrides)
     if not isinstance(settings, Config):
         raise UserError(f"{config} is searched, not trained: it has no batches")
@@ -56,7 +56,7 @@ def load_training_recipe(config: str, overrides: Sequence[str] = ()) -> "tuple[R
 
 
 def load_search_recipe(config: str, overrides: Sequence[str] = ()) -> "tuple[SearchRecipe, SearchConfig]":
-    """Like `load_recipe`, but a recipe that is trained is an error."""
+    """Like `load_recipe`, but refuse a recipe that is trained."""
     recipe, settings = load_recipe(config, overrides)
     if not isinstance(settings, SearchConfig):
         raise UserError(f"{config} is trained, not searched: it has no genome")
@@ -118,14 +118,15 @@ def find_recipe(name: str, origin: str) -> "Recipe | SearchRecipe":
         known = ", ".join(builtin_names())
         raise ConfigError([f"{origin}: recipe: expected {known} or package.module:name, got {name[:60]!r}"])
     if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)  # as under `python -m lockstep`: a recipe may lie beside its config
+        sys.path.insert(0, here)  # as under `python -m lockstep`: the recipe may be a module in this folder
     try:
         recipe: Recipe | SearchRecipe = getattr(importlib.import_module(module), attribute)
     except Exception as error:  # the user's module may raise anything when imported
         raise ConfigError(
             [f"{origin}: recipe: {name}: {type(error).__name__}: {' '.join(str(error).split())}"]
         ) from None
-    required, base = (_SEARCHED, SearchConfig) if hasattr(recipe, "problem") else (_TRAINED, Config)
+    is_search = hasattr(recipe, "problem")
+    required, base = (_SEARCH_ATTRIBUTES, SearchConfig) if is_search else (_TRAINING_ATTRIBUTES, Config)
     missing = [attribute for attribute in required if not hasattr(recipe, attribute)]
     if missing:
         raise ConfigError([f"{origin}: recipe: {name} is not a recipe: it has no {', '.join(missing)}"])
@@ -135,7 +136,7 @@ def find_recipe(name: str, origin: str) -> "Recipe | SearchRecipe":
 
 
 def _read_draft(config: str, overrides: Sequence[str]) -> tuple[ConfigDraft, str]:
-    """Read a config that is not checked yet, and the name of its recipe."""
+    """Return the unchecked config, and the name of its recipe."""
     path = Path(config)
     if not path.is_file() and (builtin := default_config(config)) is not None:
         path = builtin
@@ -144,17 +145,18 @@ def _read_draft(config: str, overrides: Sequence[str]) -> tuple[ConfigDraft, str
     draft = read_config(path, overrides, builtin=default_config)
     name = draft.values.get("recipe")
     if not isinstance(name, str):
-        raise ConfigError(_faults_without_a_recipe(draft))
+        raise ConfigError(_problems_without_a_recipe(draft))
     return draft, name
 
 
-def _faults_without_a_recipe(draft: ConfigDraft) -> list[str]:
-    faults = []
+def _problems_without_a_recipe(draft: ConfigDraft) -> list[str]:
+    """Check the config as far as that is possible without its recipe."""
+    problems = []
     if draft.values.get("recipe") is None:
         known = ", ".join(builtin_names())
-        faults.append(f"{draft.origin('recipe')}: recipe: missing; expected {known} or package.module:name")
+        problems.append(f"{draft.origin('recipe')}: recipe: missing; expected {known} or package.module:name")
     try:
         draft.check(Config)
     except ConfigError as error:
-        faults += error.problems
-    return faults
+        problems += error.problems
+    return problems

@@ -1,7 +1,9 @@
-"""A search by its config alone, from Python: in this process, as one of several, or on processes of its own.
+"""Run a search recipe from Python: in this process, as one rank of several, or on new processes.
 
-results = SearchPipeline("config.json", rank=-1, world_size=1).run_complete_pipeline({"span": 1.6})
-main_distributed("config.json", world_size=2)
+    result = SearchPipeline("config.yaml", rank=-1, world_size=1).run_complete_pipeline({"span": 1.6})
+    main_distributed("config.yaml", world_size=2)
+
+The configs are those of `lockstep train`.
 """
 
 import sys
@@ -23,7 +25,15 @@ from lockstep.world.process_group import cleanup_distributed, setup_distributed
 
 
 class SearchPipeline:
-    """`rank` and `world_size`: this process's place, -1 and 1 for alone; left out, the launcher's variables say it."""
+    """A search recipe, ready to run on this rank.
+
+    Args:
+        config: a YAML file, or the name of a built-in search recipe.
+        rank: this process's rank, or -1 to run alone; read from the launcher's environment variables if omitted.
+        world_size: the number of processes; read from the launcher's environment variables if omitted.
+        overrides: config overrides, as in `["max_generations=10"]`.
+        folder: the run folder; runs/NAME if omitted, where NAME is the config's file name without its suffix.
+    """
 
     setup_distributed = staticmethod(setup_distributed)
     cleanup_distributed = staticmethod(cleanup_distributed)
@@ -50,15 +60,26 @@ class SearchPipeline:
         )
 
     def run_complete_pipeline(self, base_params: Mapping[str, Any] | None = None) -> SearchResult:
-        """Search, or go on; `base_params`: genes of the design to begin with, over the recipe's own."""
+        """Run the search, or resume it.
+
+        Args:
+            base_params: genes of the design to start with; they override those of the recipe's `base`.
+        """
         return search_recipe(self._recipe, self.config, self.world, self.folder, [], base_params=base_params)
 
 
 def main_distributed(
     config: str | Path, world_size: int, overrides: Sequence[str] = (), *, folder: str | Path | None = None
 ) -> None:
-    """Search on so many processes of this machine, supervised, as `lockstep train CONFIG -n WORLD_SIZE` does."""
-    load_search_recipe(str(config), overrides)  # a mistake stops it before any process starts
+    """Search on `world_size` new processes on this machine, supervised, as `lockstep train CONFIG -n WORLD_SIZE` does.
+
+    Args:
+        config: a YAML file, or the name of a built-in search recipe.
+        world_size: the number of processes to start.
+        overrides: config overrides, as in `["max_generations=10"]`.
+        folder: the run folder; chosen as by `lockstep train` if omitted.
+    """
+    load_search_recipe(str(config), overrides)  # reports mistakes in the config before any process starts
     target = ["-m", "lockstep", "train", str(config), *overrides]
     target += [] if folder is None else ["--run", str(folder)]
     try:

@@ -1,4 +1,4 @@
-"""The archive of all evaluated designs, and what it shows: the best design, the Pareto front, the history."""
+"""The archive of all evaluated designs; its best design, Pareto front and history."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -17,6 +17,10 @@ class DesignArchive:
     """Every evaluated design once, with its costs, its generation and, if it failed, the reason.
 
     Rows are in the order in which designs were first proposed, which does not depend on which rank evaluated them.
+
+    Args:
+        genome: the genes of the designs.
+        num_objectives: the number of costs per design.
     """
 
     def __init__(self, genome: Genome, num_objectives: int) -> None:
@@ -35,7 +39,7 @@ class DesignArchive:
         return [self._rows.get(key) for key in self.genome.keys(designs)]
 
     def add(self, designs: Tensor, costs: Tensor, generation: int, failures: Mapping[int, str]) -> None:
-        """Append new designs, each once. The keys of `failures` are rows of `designs`."""
+        """Append designs that are new and differ from each other. The keys of `failures` are rows of `designs`."""
         first = len(self)
         self.designs = torch.cat([self.designs, self.genome.repair(designs)])
         self.costs = torch.cat([self.costs, costs])
@@ -64,7 +68,7 @@ class DesignArchive:
         self._index(self.genome.keys(self.designs), 0)
 
     def _require_same_problem(self, designs: Tensor, costs: Tensor) -> None:
-        """Require the saved genes and objectives to be the same; bounds may only have become wider."""
+        """Check that the saved genes and objectives are the same; bounds may have become wider, but not narrower."""
         saved, expected = (designs.shape[1], costs.shape[1]), (len(self.genome), self.costs.shape[1])
         if saved != expected:
             raise UserError(
@@ -75,7 +79,7 @@ class DesignArchive:
         if is_changed.any():
             names = ", ".join(self.genome.names[gene] for gene in is_changed.nonzero().flatten().tolist())
             raise UserError(
-                f"the saved search has designs outside the present bounds of {names}: restore the old bounds, "
+                f"the saved search has designs outside the current bounds of {names}: restore the old bounds, "
                 "or choose another folder"
             )
 
@@ -95,7 +99,7 @@ class ScoredDesign(NamedTuple):
 def best_design(problem: Problem, archive: DesignArchive, front: Tensor | None = None) -> ScoredDesign | None:
     """Return the best design, or None if all failed.
 
-    With several objectives it is a compromise: the design of the Pareto front that is nearest to the best value of each
+    With several objectives it is a compromise: the design on the Pareto front that is closest to the best value of each
     objective, relative to the front's range. `front`: the rows of the front, if already known.
     """
     rows = pareto_front(archive) if front is None else front
@@ -129,12 +133,12 @@ def pareto_front(archive: DesignArchive, before: Tensor | None = None, num_befor
 def generation_history(
     problem: Problem, archive: DesignArchive, num_generations: int, earlier: Sequence[dict[str, Any]] = ()
 ) -> list[dict[str, Any]]:
-    """Summarize each generation: the best of each objective so far, the median of its new designs, how many failed.
+    """Summarize each generation: the best of each objective so far, the median of its new designs, and how many failed.
 
     `earlier`: the entries of the first generations, if already known.
     """
     entries = list(earlier)
-    so_far = _last_best(problem, entries)
+    so_far = _best_costs_so_far(problem, entries)
     for generation, costs in enumerate(_costs_by_generation(archive, num_generations, len(entries)), len(entries)):
         good = costs[costs.isfinite().all(1)]
         if len(good):
@@ -156,10 +160,10 @@ def generations_without_improvement(archive: DesignArchive, num_generations: int
     since, reference = 0, torch.full((1, archive.costs.shape[1]), torch.inf, dtype=torch.float64)
     for costs in _costs_by_generation(archive, num_generations):
         good = costs[costs.isfinite().all(1)]
-        best_design = torch.cat([good, reference]).amin(0, keepdim=True)
-        is_better = best_design < reference - min_delta
+        best = torch.cat([good, reference]).amin(0, keepdim=True)
+        is_better = best < reference - min_delta
         since = 0 if bool(is_better.any()) else since + 1
-        reference = torch.where(is_better, best_design, reference)
+        reference = torch.where(is_better, best, reference)
     return since
 
 
@@ -169,7 +173,7 @@ def _costs_by_generation(archive: DesignArchive, num_generations: int, first: in
     return [archive.costs[begin:end] for begin, end in pairwise(edges)]
 
 
-def _last_best(problem: Problem, entries: Sequence[dict[str, Any]]) -> Tensor:
+def _best_costs_so_far(problem: Problem, entries: Sequence[dict[str, Any]]) -> Tensor:
     """The best costs so far, from the last entry of a history."""
     values = entries[-1]["best"] if entries else None
     if values is None:

@@ -28,7 +28,7 @@ from lockstep.world.world import World
 _MIN_PAUSE_S, _MAX_PAUSE_S = 0.0005, 0.05
 _PAUSE_SHARE = 0.01  # of the time already waited: the most that polling can add
 
-_STOP = 1 << 40  # added to the counter of taken batches, so that none is left
+_STOP = 1 << 40  # added to the counter of taken batches, so that no rank takes another
 
 
 class PopulationScores(NamedTuple):
@@ -41,13 +41,17 @@ class PopulationScores(NamedTuple):
 
 
 class EvaluationInterrupted(Exception):
-    """A stop was requested before all designs were evaluated. What was finished is on record."""
+    """A stop was requested before all designs were evaluated. The finished evaluations are on record."""
 
 
 class EvaluationPool:
     """Evaluates populations. All ranks construct it and call it together.
 
-    `records`: where finished evaluations are written as soon as they are done.
+    Args:
+        problem: the genome, the objectives and the evaluator.
+        world: this process's place in the job.
+        seed: the search's seed, from which each evaluation's own is derived.
+        records: where evaluations are written as soon as they are finished.
     """
 
     def __init__(self, problem: Problem, world: World, seed: int, records: EvaluationRecords) -> None:
@@ -59,7 +63,7 @@ class EvaluationPool:
         self._earlier: dict[str, list[Evaluation]] = {}  # batches that earlier attempts finished
 
     def resume(self, generation: int) -> None:
-        """Load what earlier attempts finished, from this generation on."""
+        """Load the evaluations that earlier attempts finished, from this generation on."""
         self._earlier = self._records.find(generation)
 
     def evaluate(
@@ -109,7 +113,7 @@ class EvaluationPool:
         return [DesignBatch(generation, number, rows, designs[number]) for number, rows in enumerate(rows_by_batch)]
 
     def _is_on_record(self, batch: DesignBatch) -> bool:
-        """Whether the whole batch is on record: a record may be damaged, or belong to other objectives."""
+        """Whether the whole batch is on record, undamaged and for the same objectives."""
         found = self._earlier.get(batch.key, [])
         return len(found) == len(batch.rows) and all(self._checked(each) == each for each in found)
 
@@ -132,14 +136,14 @@ class EvaluationPool:
             for pause_s in _pauses():
                 if self._counters.add(done, 0) >= self._world.size:
                     break
-                heartbeat.enter(Phase.AWAITING_DESIGNS)  # shows that the slow or hung rank is another one
+                heartbeat.enter(Phase.AWAITING_DESIGNS)  # this rank only waits: a slow or hung rank is another one
                 time.sleep(pause_s)
                 if is_asked_to_stop():
                     self._counters.add(taken, _STOP)
         return own
 
     def _forget_counters(self, generation: int) -> None:
-        """All ranks have left that generation, because they have gathered its scores."""
+        """Delete the counters of a generation whose scores have been gathered: no rank uses them any more."""
         if self._world.is_main:
             for name in _counter_names(generation):
                 self._counters.forget(name)
@@ -147,7 +151,7 @@ class EvaluationPool:
     def _evaluate(self, batch: DesignBatch) -> list[Evaluation]:
         problem, started = self._problem, time.perf_counter()
         keys = [key_of(self._seed, "design", batch.generation, row) for row in batch.rows]
-        with evaluation_context(), _exit_is_an_error():
+        with evaluation_context(), _forbid_exit():
             evaluations = problem.evaluator.evaluate(problem.genome, batch.designs, keys)
         checked = [self._checked(each) for each in evaluations]
         self._records.add(batch, checked, time.perf_counter() - started)
@@ -233,8 +237,8 @@ def evaluation_context() -> Iterator[None]:
 
 
 @contextmanager
-def _exit_is_an_error() -> Iterator[None]:
-    """Turn `sys.exit` into an error: a rank that left with code 0 would look as if the search were over."""
+def _forbid_exit() -> Iterator[None]:
+    """Turn `sys.exit` into an error: a rank that exits with code 0 would look as if its search had ended."""
     try:
         yield
     except SystemExit as exit:
@@ -242,7 +246,7 @@ def _exit_is_an_error() -> Iterator[None]:
 
 
 def _pack(own: Mapping[int, Sequence[Evaluation]], num_objectives: int) -> dict[str, Any]:
-    """Pack evaluations into one tensor: sending thousands of values one by one could take longer than computing."""
+    """Pack evaluations into one tensor: sending thousands one by one could take longer than computing them."""
     evaluations = [each for done in own.values() for each in done]
     blank = (torch.nan,) * num_objectives
     return {
@@ -263,7 +267,7 @@ def _unpack(packed: Mapping[str, Any]) -> dict[int, list[Evaluation]]:
 
 def _counter_names(generation: int) -> tuple[str, str]:
     """The generation's counters: batches taken, each by one rank; and ranks that have finished theirs."""
-    return f"{generation}/taken", f"{generation}/through"
+    return f"{generation}/taken", f"{generation}/done"
 
 
 def _pauses() -> Iterator[float]:

@@ -1,4 +1,4 @@
-"""Finished evaluations on disk, so that a search that was killed does not repeat them.
+"""Finished evaluations on disk, so that a search does not repeat them after it was killed.
 
 Each rank appends to its own file in the run folder, evaluations/R.jsonl, one line per batch. A batch is identified by
 its generation, its number and a hash of its designs; a resumed search asks for the same batches.

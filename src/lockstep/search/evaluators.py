@@ -1,6 +1,6 @@
 """Evaluators: a function of many designs, a function of one design, or an external program with a time limit.
 
-A design that cannot be evaluated is recorded as a failure, and the search goes on. Before each evaluation torch's,
+A design that cannot be evaluated is recorded as a failure, and the search continues. Before each evaluation torch's,
 numpy's and Python's global random generators are seeded with the design's key, so that a noisy evaluation can be
 repeated.
 """
@@ -37,7 +37,7 @@ _HEARTBEAT_EVERY_S = 1.0  # while a program runs; it has its own time limit
 
 @dataclass(frozen=True)
 class VectorizedEvaluator:
-    """Evaluate many designs with one call of a function on tensors. A NaN in a row is a failure.
+    """Evaluate many designs with one call of a function on tensors. A row with a NaN is a failure.
 
     Args:
         function: takes a float64 tensor with a row per design, and returns a tensor with a row of values per design.
@@ -56,7 +56,7 @@ class VectorizedEvaluator:
         except Exception as error:
             if len(designs) == 1:
                 return [failed_evaluation(error)]
-            # One design made the whole call fail: evaluate them one by one.
+            # One of the designs may have made the whole call fail: evaluate them one by one.
             return [
                 evaluation
                 for row, key in zip(designs, keys, strict=True)
@@ -172,7 +172,7 @@ def parse_values(answer: Any, names: Sequence[str]) -> tuple[float, ...]:
     """Convert what a function or program returned into the values of the objectives."""
     if isinstance(answer, Mapping):
         if not names:
-            raise ValueError("values by name, and the evaluator was given no names=")
+            raise ValueError("got values by name, but the evaluator has no names=")
         if missing := [name for name in names if name not in answer]:
             raise ValueError(f"no value for {', '.join(missing)}")
         answer = [answer[name] for name in names]
@@ -202,7 +202,7 @@ def _last_line(output: IO[bytes]) -> Any:
     lines = output.read().splitlines()
     last = next((line for line in reversed(lines) if line.strip()), None)
     if last is None:
-        raise ValueError("the program has printed nothing")
+        raise ValueError("the program printed nothing")
     try:
         return parse_json(last)
     except ValueError:

@@ -6,8 +6,8 @@
         strategy.tell(designs, costs_of(designs))
 
 Mutation adapts gene by gene. Half of its steps scale with the population's spread in the gene, so they become finer as
-the population converges; the other half stay wide, so it can still escape a premature optimum. All this needs is the
-population itself: designs from elsewhere fit in, and there is no other state to save.
+the population converges; the other half stay wide, so it can still escape a premature optimum. All of this is
+derived from the population: designs from elsewhere can be added to it, and there is no other state to save.
 """
 
 from dataclasses import dataclass
@@ -31,9 +31,9 @@ _CROSSOVER_INDEX = 5  # distribution index of simulated binary crossover: the la
 class EvolutionSettings:
     """How `Evolution` selects, crosses and mutates designs."""
 
-    population_size: int = 100  # designs that survive to become parents
-    elites: int | None = None  # parents that may stay if no better ones come; None: all
-    tournament_size: int = 2  # a parent is the best of this many drawn at random; more is greedier
+    population_size: int = 100  # designs that survive as parents
+    elites: int | None = None  # parents that may survive if their children are no better; None: all
+    tournament_size: int = 2  # a parent is the best of this many designs drawn at random; more is greedier
     crossover_rate: float = 0.9  # share of children that have two parents
     blend_rate: float = 0.3  # share of groups that lie between or beyond the parents instead of copying one
     mutation_rate: float | None = None  # share of genes that mutate; None: one gene on average
@@ -58,7 +58,14 @@ class EvolutionSettings:
 
 
 class Evolution:
-    """A `SearchStrategy`. Its first generation is a latin hypercube sample of the whole space."""
+    """The built-in `SearchStrategy`. Its first generation is a latin hypercube sample of the whole space.
+
+    Args:
+        genome: the genes of the designs.
+        num_objectives: the number of costs per design.
+        settings: how designs are selected, crossed and mutated.
+        seed: decides all random draws, together with the generation.
+    """
 
     def __init__(self, genome: Genome, num_objectives: int, settings: EvolutionSettings, seed: int) -> None:
         self.genome = genome
@@ -133,7 +140,7 @@ class Evolution:
 
 
 def _duplicate_rows(keys: list[bytes], known: set[bytes]) -> list[int]:
-    """The rows whose key is known or occurred in an earlier row."""
+    """The rows whose key is in `known` or occurs in an earlier row."""
     seen = set(known)
     rows = []
     for row, key in enumerate(keys):
@@ -151,12 +158,12 @@ def stratified_sample(genome: Genome, count: int, generator: torch.Generator) ->
 
 
 def tournament(num_parents: int, count: int, size: int, generator: torch.Generator) -> Tensor:
-    """Return the rows of `count` winners. Parents are sorted best first, so the winner of a draw is its lowest row."""
+    """Return the rows of `count` winners. Parents are sorted best first, so the lowest row of a draw wins."""
     return torch.randint(num_parents, (count, size), generator=generator).amin(1)
 
 
 def crossover(genome: Genome, first: Tensor, second: Tensor, blend_rate: float, generator: torch.Generator) -> Tensor:
-    """Return a child of each pair: each group copies one parent or, with probability `blend_rate`, lands near it.
+    """Return a child of each pair: each group copies one parent or, with probability `blend_rate`, lies near it.
 
     A group's genes come from the same parent, equally far from it; a gene without a group is inherited alone. The
     distance scales with that between the parents, distributed as in simulated binary crossover (Deb and Agrawal).
@@ -176,27 +183,27 @@ def crossover(genome: Genome, first: Tensor, second: Tensor, blend_rate: float, 
 def mutate(
     genome: Genome,
     designs: Tensor,
-    must: Tensor,
+    must_mutate: Tensor,
     rate: float,
     wide: float,
     narrow: Tensor,
     generator: torch.Generator,
 ) -> Tensor:
-    """Change genes with probability `rate`; in designs that `must` mutate, change at least one.
+    """Change genes with probability `rate`; in the designs of the mask `must_mutate`, change at least one.
 
     Numbers move by a Gaussian step. Half of the steps have the deviation `wide`, as a share of the gene's range, half
     the gene's own `narrow`; whole numbers move by at least one. A choice becomes any of its other options.
     """
     chance = torch.where(genome.high > genome.low, _rand(designs.shape, generator), torch.inf)
     chosen = chance < rate
-    chosen[must] |= chance[must] == chance[must].amin(1, keepdim=True)
+    chosen[must_mutate] |= chance[must_mutate] == chance[must_mutate].amin(1, keepdim=True)
     rows, genes = chosen.nonzero(as_tuple=True)
     low, high, old = genome.low[genes], genome.high[genes], designs[rows, genes]
     strength = torch.where(_rand(rows.shape, generator) < 0.5, wide, narrow[genes])
     step = torch.randn(len(rows), generator=generator, dtype=torch.float64) * strength * (high - low)
     whole_step = torch.where(step < 0, step.round().clamp(max=-1), step.round().clamp(min=1))
     step = torch.where(genome.is_whole[genes], whole_step, step)
-    # A gene already at the bound that it would cross moves the other way; clipped, it would not move at all.
+    # A gene at a bound that it would cross moves the other way; if it were clipped, it would not move at all.
     leaves = (old == high) & (step > 0) | (old == low) & (step < 0)
     moved = torch.where(leaves, old - step, old + step)
     other = (_rand(rows.shape, generator) * (high - low)).floor()  # an index among the other options

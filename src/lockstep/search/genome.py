@@ -20,14 +20,19 @@ from torch import Tensor
 from lockstep.config.argument_checks import require_known
 from lockstep.errors import UserError
 
-_MAX_BOUND = 1e300  # twice this must still be finite, or the range would overflow
+_MAX_BOUND = 1e300  # twice this is still finite: the range between the bounds must not overflow
 
 
 @dataclass(frozen=True)
 class FloatGene:
     """A number from `low` to `high`, both included.
 
-    Genes of a `group` are inherited together in a crossover; a gene without a group is inherited alone.
+    Args:
+        name: the gene's name, unique in its genome.
+        low: the smallest value.
+        high: the largest value.
+        group: genes of the same group are inherited together in a crossover; a gene without a group is inherited alone.
+        unit: the unit of the values, for display.
     """
 
     name: str
@@ -60,13 +65,13 @@ class FloatGene:
 
     @property
     def expected(self) -> str:
-        """What the gene can be, for error messages."""
+        """The gene's possible values, for error messages."""
         return f"a number from {self.low:g} to {self.high:g}{self.unit and ' ' + self.unit}"
 
 
 @dataclass(frozen=True)
 class IntegerGene(FloatGene):
-    """A whole number from `low` to `high`, both included."""
+    """A whole number from `low` to `high`, both included. Takes the same arguments as `FloatGene`."""
 
     low: int
     high: int
@@ -94,7 +99,13 @@ class IntegerGene(FloatGene):
 
 @dataclass(frozen=True)
 class ChoiceGene:
-    """One of several options, which have no order."""
+    """One of several options, which have no order.
+
+    Args:
+        name: the gene's name, unique in its genome.
+        options: strings, numbers or booleans.
+        group: as for a `FloatGene`.
+    """
 
     name: str
     options: tuple[str | int | float | bool, ...]
@@ -106,10 +117,10 @@ class ChoiceGene:
 
     def __post_init__(self) -> None:
         if isinstance(self.options, str) or not all(isinstance(each, str | int | float) for each in self.options):
-            raise UserError(f"gene {self.name}: expected a tuple of texts, numbers or flags, got {self.options!r}")
+            raise UserError(f"gene {self.name}: expected a tuple of strings, numbers or booleans, got {self.options!r}")
         object.__setattr__(self, "options", tuple(self.options))
         if not self.options or len(set(self.options)) < len(self.options):
-            raise UserError(f"gene {self.name}: expected one or more options, each once, got {self.options}")
+            raise UserError(f"gene {self.name}: expected one or more options without duplicates, got {self.options}")
 
     @property
     def high(self) -> int:
@@ -137,9 +148,10 @@ class Genome:
     def __init__(self, genes: Sequence[Gene]) -> None:
         self.genes = tuple(genes)
         self.names = tuple(gene.name for gene in self.genes)
-        twice = {name for name in self.names if self.names.count(name) > 1}
-        if twice or not self.genes:
-            raise UserError(f"a genome needs genes, each name once{': ' + ', '.join(sorted(twice)) if twice else ''}")
+        repeated = sorted({name for name in self.names if self.names.count(name) > 1})
+        if repeated or not self.genes:
+            got = f"{', '.join(repeated)} more than once" if repeated else "none"
+            raise UserError(f"genes: expected one or more with unique names, got {got}")
         self.low = torch.tensor([gene.low for gene in self.genes], dtype=torch.float64)
         self.high = torch.tensor([gene.high for gene in self.genes], dtype=torch.float64)
         self.is_whole = torch.tensor([gene.is_whole for gene in self.genes])
@@ -185,14 +197,14 @@ class Genome:
         return {gene.name: gene.read(value) for gene, value in zip(self.genes, row.tolist(), strict=True)}
 
     def row(self, design: Mapping[str, Any]) -> Tensor:
-        """Convert a dictionary with all genes to a row; a value out of bounds is an error."""
+        """Convert a dictionary with a value for every gene to a row; a value out of bounds is an error."""
         require_known("the genome has no gene", design, self.names)
         if missing := [name for name in self.names if name not in design]:
             raise UserError(f"the design has no {', '.join(missing)}")
         return torch.tensor([gene.write(design[gene.name]) for gene in self.genes], dtype=torch.float64)
 
     def keys(self, population: Tensor) -> list[bytes]:
-        """Return a key per design; designs are equal if their keys are."""
+        """Return a key per design; designs are equal if their keys are equal."""
         rows = self.repair(population).contiguous()
         width, data = rows.element_size() * len(self), rows.numpy().tobytes()
         return [data[start : start + width] for start in range(0, len(data), width)]

@@ -1,4 +1,4 @@
-"""Comparing designs by several costs: non-dominated sorting, crowding distance and survivor selection (NSGA-II).
+"""Compare designs by several costs: non-dominated sorting, crowding distance and survivor selection (NSGA-II).
 
 Costs have a row per design and a column per objective; smaller is better. A failed design has inf in all columns and
 comes last. A design dominates another if it is no worse in any cost and better in one.
@@ -20,7 +20,7 @@ def nondominated_fronts(costs: Tensor) -> Tensor:
 
     Takes O(n log n) steps for up to three columns, and O(n²) for more.
     """
-    order = _in_order(costs)
+    order = _in_lexicographic_order(costs)
     sweep = _SWEEPS.get(costs.shape[1], _fronts_of_many)
     fronts = torch.empty(len(costs), dtype=torch.int64)
     fronts[order] = sweep(costs[order])
@@ -33,14 +33,14 @@ def is_nondominated(costs: Tensor) -> Tensor:
         return nondominated_fronts(costs) == 0
     # Faster than sorting all fronts: rows are compared only with those of the first front.
     is_first = torch.zeros(len(costs), dtype=torch.bool)
-    for block in torch.split(_in_order(costs), _BLOCK):
+    for block in torch.split(_in_lexicographic_order(costs), _BLOCK):
         rows = block[~_dominates(costs[is_first], costs[block]).any(1)]
         rows = rows[~_dominates(costs[rows], costs[rows]).any(1)]
         is_first[rows] = True
     return is_first
 
 
-def _in_order(costs: Tensor) -> Tensor:
+def _in_lexicographic_order(costs: Tensor) -> Tensor:
     order = torch.arange(len(costs))
     for column in reversed(costs.unbind(1)):
         order = order[column[order].argsort(stable=True)]
@@ -156,7 +156,7 @@ def _dominates(better: Tensor, worse: Tensor) -> Tensor:
 
 
 def best_first(costs: Tensor) -> Tensor:
-    """Return all rows sorted by front, within a front the least crowded first, among equals the earlier row."""
+    """Return all rows sorted by front, within a front the least crowded first, and among equals the earlier first."""
     return select_survivors(costs, len(costs))
 
 
@@ -164,7 +164,7 @@ def select_survivors(costs: Tensor, count: int) -> Tensor:
     """Return the rows of the `count` best, best first.
 
     The front that does not fit as a whole is thinned out in rounds: each removes half of the surplus, then crowding is
-    measured again, because the rows that are left are less crowded.
+    measured again, because the remaining rows are less crowded.
     """
     if costs.shape[1] == 1:
         return costs[:, 0].argsort(stable=True)[:count]
@@ -182,7 +182,7 @@ def select_survivors(costs: Tensor, count: int) -> Tensor:
 
 
 def crowding_distance(costs: Tensor, fronts: Tensor) -> Tensor:
-    """Return each row's crowding distance: that between its two neighbours in its front, summed over columns.
+    """Return each row's crowding distance: the distance between its two neighbours in its front, summed over columns.
 
     Columns are scaled by their range in the front. Rows at the ends of a front have inf, failed rows have 0.
     """

@@ -13,7 +13,13 @@ from lockstep.search.genome import Genome
 
 @dataclass(frozen=True)
 class Objective:
-    """A value to minimize or maximize, as in `Objective("drag", "min", unit="N")`. The unit is only displayed."""
+    """A value to minimize or maximize, as in `Objective("drag", "min", unit="N")`.
+
+    Args:
+        name: the objective's name, unique in its problem.
+        direction: `min` or `max`.
+        unit: the unit of the values, for display.
+    """
 
     name: str
     direction: Literal["min", "max"] = "min"
@@ -52,7 +58,7 @@ class Evaluator(Protocol):
         ...
 
     def evaluate(self, genome: Genome, designs: Tensor, keys: Sequence[int]) -> list[Evaluation]:
-        """Evaluate designs. `keys`: a random key per design, from the seed, its generation and its place there."""
+        """Evaluate designs. `keys`: a random key per design, from the seed, its generation and its row there."""
         ...
 
 
@@ -81,7 +87,8 @@ class Problem:
             )
         names = [each.name for each in self.objectives]
         if not names or len(set(names)) < len(names):
-            raise UserError(f"a problem needs one or more objectives, each name once, got {', '.join(names) or 'none'}")
+            got = ", ".join(names) or "none"
+            raise UserError(f"objectives: expected one or more with unique names, got {got}")
         values = list(getattr(self.evaluator, "names", ())) or names
         if len(values) != len(names) or (values != names and sorted(values) == sorted(names)):
             raise UserError(
@@ -89,7 +96,7 @@ class Problem:
             )
 
     def description(self) -> dict[str, Any]:
-        """What the evaluations depend on, as plain values; the function or program itself cannot be described."""
+        """What the evaluations depend on, as plain values, except for the evaluator's function or program."""
         genes = {f"gene {gene.name}": {"kind": type(gene).__name__, **asdict(gene)} for gene in self.genome.genes}
         return {"genes": self.genome.names, **genes, "objectives": self.directions, "batch": self.evaluator.batch}
 

@@ -1,4 +1,4 @@
-"""Search recipes: what one is, and running it from its config to the best design in a run folder."""
+"""Search recipes: their protocol, and how one is run from its config."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
@@ -20,10 +20,10 @@ _QUICK_POPULATION = 16
 
 
 class SearchRecipe(Protocol):
-    """A problem and the class of its config. Any object with these attributes will do; subclassing is optional.
+    """A problem and the class of its config. Any object with these attributes is a recipe; subclassing is optional.
 
     A recipe may also have `base(config)`, which returns the design to start with, by gene; and `conclude(search,
-    config)`, called on every rank after the last generation while the run is still open, to draw pictures for example.
+    config)`, which is called on every rank after the last generation, before the run is closed: to draw pictures, say.
     """
 
     config_class: ClassVar[type[SearchConfig]]
@@ -53,7 +53,7 @@ def search_recipe(
         folder: where the run is saved.
         sinks: where events go besides the folder.
         resume: whether to resume what is in the folder.
-        stop_after: stop after this generation, as if asked to.
+        stop_after: save and stop after this generation.
         base_params: genes of the design to start with; they override those of the recipe's `base`.
     """
     problem = recipe.problem(config)  # before the folder is claimed: a mistake found here leaves no trace
@@ -70,7 +70,7 @@ def search_recipe(
 
 
 def search_settings(config: SearchConfig) -> SearchSettings:
-    """Convert a config to settings; `quick` makes them small."""
+    """Convert a config to settings; with `quick`, for a search of seconds."""
     population = min(config.population_size, _QUICK_POPULATION) if config.quick else config.population_size
     stopping = config.early_stopping
     return SearchSettings(

@@ -50,10 +50,10 @@ class SearchSettings:
     """How large a search is, when it saves, and when it ends."""
 
     population_size: int = 64  # designs per generation
-    max_generations: int = 50
+    max_generations: int = 50  # end after this many
     save_frequency: int = 1  # generations between two checkpoints
     keep: int = 3  # newest checkpoints to keep
-    max_runtime_s: float | None = None  # over all attempts; then the search ends
+    max_runtime_s: float | None = None  # end after this much time, over all attempts
     patience: int | None = None  # end after this many generations without an improvement
     min_delta: float = 0.0  # a smaller change is not an improvement
     target: float | None = None  # end when the first objective reaches this value
@@ -68,10 +68,10 @@ class SearchSettings:
         if self.max_runtime_s is not None:
             require_positive("max_runtime_s", self.max_runtime_s)
         if isinstance(self.min_delta, bool) or not isinstance(self.min_delta, int | float) or not self.min_delta >= 0:
-            raise UserError(f"min_delta={self.min_delta!r}: expected a number from 0")
+            raise UserError(f"min_delta={self.min_delta!r}: expected a number of 0 or more")
 
     def numerics(self) -> dict[str, Any]:
-        """Return the settings that decide which designs are tried; the others may change when a search resumes."""
+        """Return the settings that decide which designs are tried; only the others may change when a search resumes."""
         evolution = asdict(self.evolution)
         del evolution["population_size"]  # the search's own takes its place
         network = None if self.network is None else asdict(self.network)
@@ -124,7 +124,7 @@ class Search:
         run: where the search is saved and logged; its seed is the search's.
         problem: the genome, the objectives and the evaluator.
         settings: sizes, saving and stopping; the defaults if omitted.
-        strategy: your own instead of the built-in evolution. It works on rank 0; other ranks hold a copy of its state.
+        strategy: your own strategy, instead of the built-in evolution. Called on rank 0; other ranks copy its state.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Search:
             None if network is None else Surrogate(problem.genome, num_objectives, network, run.world, run.seed)
         )
         self.population = torch.empty(0, len(problem.genome), dtype=torch.float64)  # to evaluate next
-        self.on_end: Callable[[], object] = lambda: None  # called on every rank while the run is still open
+        self.on_end: Callable[[], object] = lambda: None  # called on every rank at the end, before the run is closed
         self._ended = ""  # the reason, once it has ended
         self._front = pareto_front(self.archive)
         self._history: list[dict[str, Any]] = []  # one entry per generation
@@ -180,13 +180,13 @@ class Search:
             is_over=lambda: self._has_ended(self.run.step),
         )
         try:
-            for number, each in enumerate(rounds):
+            for number, this_round in enumerate(rounds):
                 if number == 0:
                     self._clock.start()
-                    self._pool.resume(each.number - 1)
+                    self._pool.resume(this_round.number - 1)
                 if not len(self.population):
                     self.population = self.broadcast_population(self.create_population(base))
-                self._run_generation(each)
+                self._run_generation(this_round)
             result = self._finish()
         except BaseException:
             self._close(abandon=True)
@@ -204,7 +204,7 @@ class Search:
         return population
 
     def generate_next_population(self, generation: int) -> Tensor:
-        """Return the population of that generation on rank 0: from the strategy, in part chosen by the network."""
+        """Return the population of that generation on rank 0: from the strategy, and in part chosen by the network."""
         if not self.run.world.is_main:
             return self.population
         count, strategy, genome = self.settings.population_size, self.strategy, self.problem.genome
@@ -223,7 +223,7 @@ class Search:
         return received
 
     def train_network(self, generation: int) -> dict[str, float]:
-        """Train the surrogate on all evaluated designs, on all ranks together, and return its metrics."""
+        """Train the surrogate on the archive, on all ranks together, and return its metrics."""
         return {} if self.surrogate is None else self.surrogate.train(self.archive, generation)
 
     def state_dict(self) -> dict[str, Any]:
@@ -250,26 +250,26 @@ class Search:
             self.surrogate.close(abandon=abandon)
         self.run.close(abandon=abandon)
 
-    def _run_generation(self, each: Round) -> None:
-        """Evaluate, evolve, broadcast, train. Nothing that is saved changes until all designs are evaluated."""
-        generation, started = each.number - 1, time.perf_counter()
+    def _run_generation(self, this_round: Round) -> None:
+        """Evaluate, evolve, broadcast, train. The state that is saved changes only after all designs are evaluated."""
+        generation, started = this_round.number - 1, time.perf_counter()
         num_before = len(self.archive)
         best_before = best_design(self.problem, self.archive, self._front)
         try:
-            scores = self._pool.evaluate(self.population, generation, self.archive, lambda: each.is_asked_to_stop)
+            scores = self._pool.evaluate(self.population, generation, self.archive, lambda: this_round.is_asked_to_stop)
         except EvaluationInterrupted:
-            each.stop()
+            this_round.stop()
         evaluated = time.perf_counter()
         self._front = pareto_front(self.archive, self._front, num_before)
         if self.run.world.is_main:
             self.strategy.tell(self.population, scores.costs)
-        self.population = self.broadcast_population(self.generate_next_population(each.number))
+        self.population = self.broadcast_population(self.generate_next_population(this_round.number))
         evolved = time.perf_counter()
         network_metrics = self.train_network(generation)
         durations = {"evaluate_s": evaluated - started, "evolve_s": evolved - evaluated}
         durations["train_s"] = time.perf_counter() - evolved
-        self._log_generation(each.number, scores, best_before, {**durations, **network_metrics})
-        each.is_last = self._has_ended(each.number)
+        self._log_generation(this_round.number, scores, best_before, {**durations, **network_metrics})
+        this_round.is_last = self._has_ended(this_round.number)
 
     def _has_ended(self, num_generations: int) -> bool:
         self._ended = self._reason_to_end(num_generations) or ""
@@ -278,7 +278,7 @@ class Search:
     def _reason_to_end(self, num_generations: int) -> str | None:
         settings = self.settings
         if settings.max_runtime_s is not None and broadcast_object(self._clock.elapsed_s) >= settings.max_runtime_s:
-            return f"its time, {settings.max_runtime_s / 3600:g} hours, is over"
+            return f"the time limit of {settings.max_runtime_s / 3600:g} h is reached"
         objective, found = self.problem.objectives[0], self.archive.costs[:, 0].min() * self.problem.signs[0]
         if settings.target is not None and (settings.target - found) * self.problem.signs[0] >= 0:
             return f"{objective.name} has reached {settings.target:g}"
@@ -331,7 +331,7 @@ class Search:
             generations=self.run.step,
             evaluations=len(self.archive),
             failures=len(self.archive.failures),
-            ended=self._ended or f"all {self.run.step} generations are made",
+            ended=self._ended or f"all {self.run.step} generations are done",
             digest="",
             folder=None if folder is None else folder.path,
         )

@@ -10,7 +10,7 @@ from lockstep.search.genome import Genome
 
 
 class SearchStrategy(Protocol):
-    """Proposes designs. It learns only through `tell`, and its draws depend on the seed and the generation alone.
+    """Proposes designs. It learns only through `tell`, and its random draws depend only on the seed and the generation.
 
     Costs are float64 with one row per design and one column per objective; smaller is better, inf marks a failure.
     """
@@ -30,7 +30,7 @@ class SearchStrategy(Protocol):
         ...
 
     def tell(self, designs: Tensor, costs: Tensor) -> None:
-        """Take in the costs of evaluated designs: those that were asked for, fewer, or others as well."""
+        """Learn the costs of evaluated designs: those that were asked for, fewer of them, or others too."""
         ...
 
     def state_dict(self) -> dict[str, Any]: ...

@@ -1,4 +1,4 @@
-"""The surrogate: a network that learns from all evaluated designs and chooses which to try next.
+"""The surrogate: a network that learns from evaluated designs and chooses which to try next.
 
     surrogate = Surrogate(genome, num_objectives=1, settings=NetworkSettings(), world=world, seed=7)
     for generation in range(100):
@@ -8,8 +8,8 @@
         surrogate.train(archive, generation)
 
 Part of each generation is the strategy's, unchanged. For each of the other places there are several candidates, half
-from the strategy and half proposed by the policy head, and the one with the best predicted value gets the place. Every
-place has its own candidates, instead of the best of all candidates being taken: this keeps the generation diverse.
+from the strategy and half proposed by the policy head, and the one with the best predicted value gets the place. Each
+place has its own candidates, which keeps the generation more diverse than taking the best of all candidates.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,7 +39,7 @@ from lockstep.world.world import World
 
 _FINAL_LR_SHARE = 0.1  # of the learning rate that a training starts with
 _WEIGHT_DECAY = 1e-4
-_NUM_REPORTED = 512  # samples that the reported losses are computed on
+_NUM_REPORTED = 512  # samples for the reported losses
 _MAX_COMPARED = 2048  # candidates ranked at a time: with several objectives the time grows with the square
 _MIN_RANKED = 3  # designs needed for a rank correlation
 
@@ -65,7 +65,7 @@ class Surrogate:
             depth=settings.depth,
             generator=stream(seed, "guidance", "weights"),
         )
-        # More ranks than lanes cannot share the training, but each can do all of it, with the same bits.
+        # If there are more ranks than lanes, each rank does all of the training, with the same bits.
         alone = World(device=world.device)
         self._run = Run(None, world if world.size <= settings.lanes else alone, seed=seed, sinks=[])
         self._network = self._run.prepare(network)
@@ -75,8 +75,8 @@ class Surrogate:
     def train(self, archive: DesignArchive, generation: int) -> dict[str, float]:
         """Train on the archive after a generation, on all ranks together, and return metrics.
 
-        `rank_correlation` compares the costs of this generation with their prediction, made before training on them;
-        the losses are those on the samples that were just learned.
+        `rank_correlation` compares the costs of this generation with those predicted before training on them.
+        The losses are computed after the training, on its samples.
         """
         settings, stage = self.settings, self.settings.stage(generation)
         if settings.is_off or generation % settings.train_every:
@@ -111,7 +111,7 @@ class Surrogate:
         count: int,
         generation: int,
     ) -> Tensor:
-        """Return `count` designs, without duplicates and none evaluated before if there are enough others.
+        """Return `count` designs: distinct ones that were not evaluated before, if there are enough.
 
         One rank can call this alone.
 
@@ -155,11 +155,11 @@ class Surrogate:
         self._run.close(abandon=abandon)
 
     def _num_guided(self, count: int, generation: int) -> int:
-        """None until the network has been trained."""
+        """How many designs the network guides; 0 until it has been trained."""
         return 0 if self._scaling is None else self.settings.num_guided(count, generation)
 
     def _winners(self, pool: Tensor, num_places: int) -> Tensor:
-        """The row with the best predicted costs for each place."""
+        """Divide the pool among the places, and return the row with the best predicted costs for each."""
         if len(pool) <= num_places:
             return torch.arange(len(pool))
         per_place = len(pool) // num_places
@@ -173,7 +173,7 @@ class Surrogate:
         return torch.cat(winners)
 
     def _predict_costs(self, designs: Tensor) -> Tensor:
-        """On the scale of the latest training set."""
+        """Predict costs, on the scale of the latest training set."""
         assert self._scaling is not None
         features = self._scaling.features(designs).to(self._network.device)
         return self._network.expected_costs(features).double()
@@ -199,7 +199,7 @@ class Surrogate:
         }
 
     def _lr_factor(self, step: int) -> float:
-        """The learning rate falls linearly over each training."""
+        """Lower the learning rate linearly over each training."""
         return 1.0 - (1.0 - _FINAL_LR_SHARE) * (step % self.settings.steps) / self.settings.steps
 
 
@@ -213,7 +213,7 @@ def propose(
 ) -> Tensor:
     """Return `count` designs, each a move drawn from a random member's policy, starting at a random parent.
 
-    No number moves further than `reach`: the network can only be trusted near the designs it has seen.
+    No feature moves by more than `reach`: the network can only be trusted near the designs it has seen.
     """
     with torch.no_grad():
         output = network(scaling.features(parents).to(network.device))

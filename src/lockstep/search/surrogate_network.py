@@ -2,7 +2,8 @@
 
 The *value* head predicts a design's costs, on the scale of the designs it was trained on, and whether it will fail. The
 *policy* head predicts how to improve a design: a distribution of moves, learned from pairs of a design and a better one
-near it. Several members learn the same data from different initial weights; where they disagree, none of them knows.
+near it. The members of the ensemble learn the same data from different initial weights, and predicted costs are their
+mean.
 """
 
 import math
@@ -21,16 +22,16 @@ MIN_TRAINING_DESIGNS = 8  # with fewer good designs the network is not trained
 
 # Bounds of the policy's log-deviation: they keep moves and likelihoods finite.
 _MIN_LOG_STD, _MAX_LOG_STD = -4.0, 1.0
-_FAILURE_COST = 3.0  # of a certain failure, in standard deviations of good costs: worse than any of a few hundred
+_FAILURE_COST = 3.0  # of a certain failure, in standard deviations: above the good costs of a few hundred designs
 
 
 @dataclass(frozen=True)
 class CurriculumStage:
-    """What applies from a generation on: the weights of the value and policy losses, and the share that is guided."""
+    """The loss weights and guided share that apply from a generation on, until the next stage."""
 
-    generation: int = 0
-    value: float = 1.0
-    policy: float = 1.0
+    generation: int = 0  # the first generation of this stage
+    value: float = 1.0  # weight of the value head's losses
+    policy: float = 1.0  # weight of the policy head's loss
     guided_share: float | None = None  # None: that of the settings
 
     def __post_init__(self) -> None:
@@ -38,7 +39,7 @@ class CurriculumStage:
         for name in ("value", "policy"):
             weight = getattr(self, name)
             if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
-                raise UserError(f"{name}={weight!r}: expected the weight of a loss, a number from 0")
+                raise UserError(f"{name}={weight!r}: expected the weight of a loss, a number of 0 or more")
         if self.guided_share is not None:
             require_fraction("guided_share", self.guided_share)
 
@@ -50,15 +51,15 @@ class NetworkSettings:
     train_every: int = 1  # generations
     steps: int = 60  # updates per training
     global_batch: int = 128  # samples per update
-    lanes: int = 4  # the most processes that share its training; with more, each trains all of it
-    lr: float = 6e-3  # at the start of a training; it falls to a tenth
+    lanes: int = 4  # at most this many processes share the training; with more, each does all of it
+    lr: float = 6e-3  # at the start of each training; it falls to a tenth
     members: int = 4  # networks in the ensemble, which are averaged
     width: int = 64  # of the hidden layers
     depth: int = 2  # number of hidden layers
-    memory: int = 256  # designs it learns from: the best of the latest
+    memory: int = 256  # designs to learn from: the best of the latest
     guided_share: float = 0.5  # of the offspring; the others are the strategy's, unchanged
     candidates: int = 16  # screened for each guided place: half from the strategy, half proposed by the policy
-    reach: float = 2.0  # how far from a design it may propose others, in standard deviations of the remembered ones
+    reach: float = 2.0  # how far from a parent it may propose designs, in standard deviations of those in memory
     curriculum: tuple[CurriculumStage, ...] = ()  # in order; before its first stage, `CurriculumStage()` applies
 
     def __post_init__(self) -> None:
@@ -68,7 +69,7 @@ class NetworkSettings:
             raise UserError(f"lanes={self.lanes}: expected a power of two")
         if self.memory < MIN_TRAINING_DESIGNS:
             raise UserError(
-                f"memory={self.memory}: expected {MIN_TRAINING_DESIGNS} or more, or there is nothing to learn from"
+                f"memory={self.memory}: expected {MIN_TRAINING_DESIGNS} or more: fewer are not enough to learn from"
             )
         for name in ("lr", "reach"):
             require_positive(name, getattr(self, name))
@@ -79,11 +80,13 @@ class NetworkSettings:
             raise UserError(f"global_batch={self.global_batch}: expected a multiple of lanes={self.lanes}")
         require_whole("candidates", self.candidates)
         if self.candidates < 2:
-            raise UserError(f"candidates={self.candidates}: expected 2 or more, or there is nothing to choose from")
+            raise UserError(f"candidates={self.candidates}: expected 2 or more, so that there is a choice")
         object.__setattr__(self, "curriculum", tuple(self.curriculum))
         first = [stage.generation for stage in self.curriculum]
         if first != sorted(set(first)):
-            raise UserError(f"curriculum: stages from generations {first}: expected each to begin after the one before")
+            raise UserError(
+                f"curriculum: stages from generations {first}: expected each to begin after the previous one"
+            )
 
     def stage(self, generation: int) -> CurriculumStage:
         """Return the curriculum stage of a generation."""

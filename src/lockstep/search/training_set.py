@@ -18,13 +18,13 @@ from lockstep.search.genome import Genome
 from lockstep.search.pareto import best_first
 from lockstep.search.surrogate_network import SurrogateNetwork
 
-_MIN_SCALE = 1e-6  # share of a gene's range below which differences are not resolved
-_MAX_FEATURE = 8.0  # features are clipped here; a design that failed may lie far outside
+_MIN_SCALE = 1e-6  # share of a gene's range: smaller differences are not resolved
+_MAX_FEATURE = 8.0  # features are clipped to this; a failed design may lie far outside
 
-_RECENT = 8  # times the memory: the best of this many latest designs are remembered
+_RECENT_FACTOR = 8  # the memory holds the best of the latest designs, out of this many times its size
 _NUM_PARTNERS = 16  # designs examined to find a better one nearby
 _MAX_DIFFERENCES = 2**17  # differences between two designs' numbers held in memory at a time
-_MAX_SURPRISE = 50.0  # of one number of one move, in nats
+_MAX_NLL = 50.0  # negative log-likelihood of one feature of one move, in nats
 _GAIN_EXPONENT = 2.0  # a move from the worst to the best design weighs e to this times one that gains nothing
 
 
@@ -96,7 +96,7 @@ class DesignMemory(NamedTuple):
     def of(cls, archive: DesignArchive, size: int) -> "DesignMemory":
         """Remember the best `size` of the latest designs, and a quarter as many of the latest failures."""
         is_good = archive.is_good
-        good = is_good.nonzero()[:, 0][-_RECENT * size :]
+        good = is_good.nonzero()[:, 0][-_RECENT_FACTOR * size :]
         good = good[best_first(archive.costs[good])[:size]]
         failed = (~is_good).nonzero()[:, 0][-max(size // 4, 1) :]
         designs = archive.designs[torch.cat([good, failed])]
@@ -164,12 +164,12 @@ def training_loss(
     failure = F.binary_cross_entropy_with_logits(
         output.failures, samples.failed.expand_as(output.failures), reduction="sum"
     )
-    surprise = 0.5 * ((samples.moves - output.moves) / output.log_stds.exp()).square() + output.log_stds
-    surprise = surprise.clamp(max=_MAX_SURPRISE).sum(2)
+    nll = 0.5 * ((samples.moves - output.moves) / output.log_stds.exp()).square() + output.log_stds
+    nll = nll.clamp(max=_MAX_NLL).sum(2)
     by_choice = zip(output.options.split(option_sizes, 2), samples.options.split(option_sizes, 1), strict=True)  # type: ignore[no-untyped-call]
     for logits, option in by_choice:
-        surprise = surprise - (logits.log_softmax(2) * option).sum(2)
-    policy = (surprise * samples.gains).sum() / samples.features.shape[1]
+        nll = nll - (logits.log_softmax(2) * option).sum(2)
+    policy = (nll * samples.gains).sum() / samples.features.shape[1]
     count = len(samples.features)
     return {
         "value": (value_weight * value, count),

@@ -1,4 +1,4 @@
-"""The errors that `ranks(n)` raises: every rank's traceback or cause of death, the first to fail first."""
+"""The errors that `ranks(n)` raises: every rank's traceback or cause of death, in the order in which they failed."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ class RankFailure:
 
 
 class RanksFailed(Exception):
-    """At least one rank raised or died. `failures` holds them, earliest first."""
+    """At least one rank raised or died. `failures` holds each rank's `RankFailure`, earliest first."""
 
     def __init__(self, failures: Sequence[RankFailure], size: int, abandoned: Mapping[int, str]) -> None:
         self.failures = tuple(sorted(failures))
@@ -23,7 +23,7 @@ class RanksFailed(Exception):
         sections += [_section(f"rank {failure.rank}:", failure.details) for failure in later]
         sections += [
             _section(
-                f"rank {rank} did not fail; still running after the others had failed, it was stopped here:", stack
+                f"rank {rank} did not fail; it was still running after the others had failed, and was stopped:", stack
             )
             for rank, stack in sorted(abandoned.items())
         ]
@@ -35,7 +35,7 @@ class RanksFailed(Exception):
 
 
 class PortTaken(RanksFailed):
-    """The ranks could not join: another process got the port that the caller had picked for them."""
+    """The ranks could not join the process group: another process took the port that was picked for it."""
 
 
 class RanksTimeout(Exception):

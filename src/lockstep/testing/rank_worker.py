@@ -1,7 +1,7 @@
 """The worker process of one rank: takes a call over its pipe, joins the process group, runs the function, repeats.
 
 The caller imports this module for its messages and its entry point, so torch is imported inside the functions: a test
-session that never uses ranks does not pay for it.
+session that never uses ranks does not import it.
 
 Messages are pickled: both ends are processes of the same user, joined by an anonymous socket, and a function can be
 sent in no other way. It is plain pickle, not multiprocessing's, which passes a tensor as a file in /dev/shm that
@@ -26,7 +26,7 @@ from lockstep.supervision.linux_processes import die_with_parent
 
 @dataclass(frozen=True)
 class Call:
-    """Caller to worker: run this. It sets the worker's whole environment, so no call sees what an earlier one left."""
+    """Caller to worker: run this. It sets the worker's whole environment, so that no call depends on earlier ones."""
 
     rank: int
     size: int
@@ -60,7 +60,7 @@ class Raised:
 
     traceback: str
     at_s: float  # on the monotonic clock, which the processes of one machine share
-    address_taken: bool  # another process got the port that the caller had picked
+    address_taken: bool  # another process took the port that the caller had picked
 
 
 FromCaller = Call | Release
@@ -87,11 +87,11 @@ def serve(pipe: Connection) -> None:
     """Answer calls until the caller closes its end of the pipe."""
     caller = multiprocessing.parent_process()
     assert caller is not None and caller.pid is not None
-    # The kernel watches the thread that started us: workers started from a short-lived thread end with it, and are
+    # The kernel ties us to the thread that started us: a worker started from a short-lived thread ends with it, and is
     # replaced.
     die_with_parent(caller.pid)
-    # A session of its own: the terminal's Ctrl-C goes to the caller alone, and whatever the function starts can be
-    # killed with its rank.
+    # A new session: the terminal's Ctrl-C reaches only the caller, and whatever the function starts can be killed with
+    # its rank.
     os.setsid()
     stacks = recv_handle(pipe)
     faulthandler.enable(stacks)
@@ -111,7 +111,7 @@ def serve(pipe: Connection) -> None:
 
 
 def _answer(pipe: Connection, stacks: int) -> bool:
-    """Answer one call; False if this process cannot take another one."""
+    """Answer one call; return False if this process cannot take another one."""
     from lockstep.world.process_group import cleanup_distributed
 
     call = _receive_from_caller(pipe)
@@ -140,9 +140,9 @@ def _perform(call: Call, stacks: int) -> Returned | Raised:
         environment.replace_variables(call.environment)
         os.chdir(call.working_directory)
         sys.path[:] = call.import_path
-        # For each call, because the function of an earlier one may have taken the signal.
+        # For each call, because an earlier call's function may have replaced the handler.
         faulthandler.register(STACK_DUMP_SIGNAL, file=stacks, all_threads=True)
-        # The same numbers whatever ran before, and different ones on each rank, as in separately started processes.
+        # The random numbers must not depend on earlier calls, and differ between ranks, as in newly started processes.
         torch.manual_seed(call.rank)
         function, args, kwargs = pickle.loads(call.task)
         world = setup_distributed(call.rank, call.size, backend="gloo", timeout_s=call.timeout_s, device="cpu")

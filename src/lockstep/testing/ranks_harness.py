@@ -25,7 +25,7 @@ T = TypeVar("T")
 # The process group's time limit is longer than the call's, so that a hang shows every rank's stack, not one's error.
 _GROUP_TIMEOUT_MARGIN_S = 60.0
 
-# After the first failure the others may wait for the failed rank for ever; most notice at once that it is gone.
+# How long the other ranks may run after the first failure. Most notice it at once; some would wait forever.
 GRACE_S = 2.0
 
 # A dying process closes its connections before the kernel reports its death, so its peers' errors can be dated earlier
@@ -38,7 +38,7 @@ _VARIABLES = {"MASTER_ADDR": LOOPBACK, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THRE
 
 @dataclass(frozen=True)
 class Ranks:
-    """`size` processes to run a function on; made by `ranks`."""
+    """`size` processes to run a function on, as returned by `ranks`."""
 
     size: int
     env: Mapping[str, str]
@@ -49,7 +49,9 @@ class Ranks:
 
         The function must be defined at the top level of a module; arguments and results are copied. It runs in the
         caller's environment (plus `env`) and working directory, with torch's generator seeded by its rank. Workers are
-        reused, so other process-wide settings that it changes stay changed. Raises `RanksFailed` or `RanksTimeout`.
+        reused, so other process-wide settings that it changes stay changed.
+
+        Raises `RanksFailed` if a rank raises or dies, and `RanksTimeout` after `timeout_s`.
         """
         try:
             task = pickle.dumps((function, args, kwargs))
@@ -61,7 +63,7 @@ class Ranks:
         try:
             values = self._attempt(task)
         except PortTaken:
-            # Another process took the port between our picking it and rank 0's listening. Twice in a row is no chance.
+            # Another process took the port after we picked it and before rank 0 listened on it: try once more.
             values = self._attempt(task)
         return [pickle.loads(value) for value in values]
 
@@ -85,14 +87,14 @@ class Ranks:
 
 
 def ranks(size: int, *, env: Mapping[str, str] | None = None, timeout_s: float = 60.0) -> Ranks:
-    """`size` processes on this machine: `ranks(3).run(function, 10)` calls `function(world, 10)` on each.
+    """Return `size` processes on this machine: `ranks(3).run(function, 10)` calls `function(world, 10)` on each.
 
     The processes are started on first use and kept for the next call, whatever its size.
 
     Args:
         size: The number of processes.
         env: Environment variables in addition to the caller's.
-        timeout_s: After this time the ranks are killed, and the error shows their stacks.
+        timeout_s: The time limit of a call. After it the ranks are killed, and the error shows their stacks.
     """
     if size < 1:
         raise ValueError(f"ranks({size}): expected 1 or more")
@@ -108,7 +110,7 @@ class CallInProgress:
         self._deadline = time.monotonic() + timeout_s
         self._values: dict[int, bytes] = {}
         self._failures: dict[int, RankFailure] = {}
-        self._unreleased: set[int] = set()  # returned, and kept in the process group because others may need it
+        self._unreleased: set[int] = set()  # returned, but kept in the process group because others may need them
         self._unfinished = set(range(len(workers)))
         self._port_was_taken = False
 
@@ -122,13 +124,13 @@ class CallInProgress:
             self._raise_unless_done()
             return [self._values[rank] for rank in range(len(self._workers))]
         finally:
-            # However this ends, a worker that is not ready for the next call is not used again.
+            # A worker that is not ready for the next call is not used again.
             for worker in self._workers:
                 if not worker.is_ready:
                     worker.kill()
 
     def _receive(self) -> bool:
-        """Wait for messages or deaths of any rank and handle them; False if none came in time."""
+        """Wait for messages or deaths of any rank and handle them; return False if none came in time."""
         waiting = [(rank, self._workers[rank]) for rank in sorted(self._unfinished)]
         sources = [source for _, worker in waiting for source in (worker.pipe, worker.death)]
         readable = wait(sources, max(self._deadline - time.monotonic(), 0))

@@ -45,8 +45,8 @@ class WorkerProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Is the process running?"""
-        # Not `process.is_alive()`: that is true for ever if somebody else has fetched the exit code.
+        """Whether the process is running."""
+        # Not `process.is_alive()`: that stays true if somebody else has already fetched the exit code.
         return not wait([self.death], 0)
 
     def await_start(self) -> None:
@@ -72,7 +72,7 @@ class WorkerProcess:
             send(self.pipe, message)
 
     def receive(self) -> FromWorker | None:
-        """The worker's next message; None if it died instead of sending one."""
+        """Return the worker's next message, or None if it died instead of sending one."""
         try:
             message = receive_from_worker(self.pipe) if self.pipe.poll() else None
         except (EOFError, OSError):
@@ -117,7 +117,7 @@ class WorkerProcess:
         return f"process {self.pid} {how}"
 
     def dispose(self) -> None:
-        """Kill the process and close all that is held of it."""
+        """Kill the process, and close its pipe and file descriptors."""
         self.kill()
         self.pipe.close()
         self._stacks.close()
@@ -129,7 +129,7 @@ class WorkerPool:
 
     def __init__(self) -> None:
         self._workers: list[WorkerProcess] = []
-        # Registered after multiprocessing's own handler and so run before it: that one would wait for the workers.
+        # Registered after multiprocessing's own handler, so run before it: that handler would wait for the workers.
         atexit.register(self.close)
 
     @property
@@ -138,7 +138,7 @@ class WorkerPool:
         return [worker.pid for worker in self._workers if worker.is_alive]
 
     def first(self, count: int) -> list[WorkerProcess]:
-        """The first `count` workers, all ready for a call; missing and dead ones are started at the same time."""
+        """Return the first `count` workers, ready for a call; missing and dead ones are started, all at once."""
         for index, worker in enumerate(self._workers):
             if index < count and not (worker.is_ready and worker.is_alive):
                 worker.dispose()
@@ -160,17 +160,17 @@ class WorkerPool:
 
 
 def collect_stacks(workers: Sequence[WorkerProcess]) -> list[str]:
-    """Each worker's current Python stack, even if it is waiting in C code, with or without the GIL."""
+    """Return each worker's current Python stack, even if it is waiting in C code, with or without the GIL."""
     for worker in workers:
         worker.request_stack()
     deadline = time.monotonic() + _STACK_TIMEOUT_S
-    # It is written line by line, innermost frame first and the main thread last.
+    # A stack is written line by line, innermost frame first and the main thread last.
     while not all(worker.stack.endswith("in <module>") for worker in workers) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
     return [worker.stack or f"process {worker.pid} did not answer; is it stopped?" for worker in workers]
 
 
-POOL = WorkerPool()  # one for all callers in this process, so that they share its workers
+POOL = WorkerPool()  # one per process, so that all callers share its workers
 
 
 def close_pool() -> None:
@@ -179,5 +179,5 @@ def close_pool() -> None:
 
 
 def pool_pids() -> list[int]:
-    """The process ids of the living workers, in rank order."""
+    """Return the process ids of the living workers, in rank order."""
     return POOL.pids

@@ -57,7 +57,7 @@ def test_what_the_recipe_does_not_have_is_told(tmp_path: Path) -> None:
         ConfigError, match=r"get_model\('vae'\).*: model.latnet: unknown key; did you mean model.latent"
     ):
         lockstep.get_model("vae")(lockstep.Config.from_file(tmp_path / "mine.yaml"))
-    with pytest.raises(UserError, match="wing is searched, not trained: it has no model"):
+    with pytest.raises(UserError, match=r"get_model\('wing'\): wing is searched, not trained: it has no model"):
         lockstep.get_model("wing")(lockstep.Config.from_file(tmp_path / "mine.yaml"))
 
 

@@ -80,7 +80,7 @@ def test_it_is_restored_with_what_it_can_find() -> None:
         (
             (FloatGene("a", 0.25, 1.0), IntegerGene("n", 2, 9)),
             2,
-            "outside the present bounds of a, n: restore the old bounds",
+            "outside the current bounds of a, n: restore the old bounds",
         ),
     ],
 )

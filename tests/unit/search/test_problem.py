@@ -50,9 +50,9 @@ def test_values_by_name_must_be_in_the_order_of_the_objectives(names: Any) -> No
 
 
 def test_objectives_need_names_of_their_own() -> None:
-    with pytest.raises(UserError, match="each name once, got lift, drag, lift"):
+    with pytest.raises(UserError, match="expected one or more with unique names, got lift, drag, lift"):
         Problem(GENOME, (Objective("lift"), Objective("drag"), Objective("lift", "max")), EVALUATOR)
-    with pytest.raises(UserError, match="one or more objectives, each name once, got none"):
+    with pytest.raises(UserError, match="objectives: expected one or more with unique names, got none"):
         Problem(GENOME, (), EVALUATOR)
 
 

@@ -22,15 +22,15 @@ class CricketModel(Frozen):
     identity_width: Count = 16  # of the learned embedding of each player
     dropout: Share = 0.15
     identity_dropout: Share = 0.8  # share of the players of a batch whose identity is hidden
-    class_weights: Literal["none", "sqrt", "balanced"] = "none"  # weighting spoils the calibration
+    class_weights: Literal["none", "sqrt", "balanced"] = "none"  # of the outcomes; weights spoil the calibration
 
 
 class CricketData(Frozen):
     path: str | None = None  # Cricsheet's JSON: a zip, a folder or a file; synthetic matches if omitted
     matches: Count = 300  # number of synthetic matches
-    split: Literal["match", "date"] = "date"  # test on the latest matches, or on some by a hash of their name
+    split: Literal["match", "date"] = "date"  # the test matches: the latest, or some chosen by a hash of their name
     test_share: Annotated[float, Field(gt=0, lt=1, strict=True, allow_inf_nan=False)] = 0.2
-    evaluate_on: Literal["test", "validation"] = "test"  # validation: held out of the training matches, to tune on
+    evaluate_on: Literal["test", "validation"] = "test"  # validation: tune on matches held out from training
     memory: Count = 8  # earlier balls that each ball attends to
     picture: Flag = True  # draw the calibration at the end, with matplotlib
 

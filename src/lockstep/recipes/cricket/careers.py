@@ -3,12 +3,12 @@
 **The table model** is the baseline: how often each outcome occurred in the training matches, overall and for each cell
 of stage (first innings, later innings, super over), over and wickets lost. The counts of a cell are smoothed towards
 the base rate, as if `smoothing` more balls with the base rate's outcomes had been seen in it; the smoothing is the one
-that works best on a part of the training matches.
+that works best on some of the training matches.
 
 **Careers** are what was observed before a match's day, relative to what was expected. The figure of an outcome is
-log(seen / expected), both shrunk to the base rate while there are few balls. Expected is what the table model says of
-the same balls, corrected by the figures of the opponents: a player who bats in the last overs, or against the weakest
-bowlers, is not taken for a hitter because of that.
+log(seen / expected), both shrunk to the base rate while there are few balls. What is expected is the
+table model's prediction for the same balls, corrected by the figures of the opponents: a player who bats in the last
+overs, or against the weakest bowlers, is not mistaken for a hitter.
 """
 
 from collections import defaultdict
@@ -23,7 +23,7 @@ from lockstep.recipes.cricket.innings_state import NUM_CELLS
 from lockstep.recipes.cricket.match import NUM_OUTCOMES, Innings, Match
 
 _SMOOTHINGS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
-_MIN_BALLS = 1.0  # spread over all outcomes: what was never seen is not impossible
+_MIN_BALLS = 1.0  # spread over all outcomes, so that an outcome never seen is not impossible
 
 
 class Balls(NamedTuple):
@@ -37,14 +37,14 @@ class Table(NamedTuple):
     """The table model: probabilities of outcomes by cell."""
 
     base: NDArray[np.float64]  # (outcomes): shares
-    chances: NDArray[np.float64]  # (cells, outcomes)
+    probabilities: NDArray[np.float64]  # (cells, outcomes)
     smoothing: float
 
 
-def fit_table(balls: Balls, check: Balls, rest: Balls) -> Table:
-    """Fit a table to all balls, with the smoothing for which a table fitted to `rest` predicts `check` best."""
+def fit_table(balls: Balls, held_out: Balls, rest: Balls) -> Table:
+    """Fit a table to all balls, with the smoothing with which a table fitted to `rest` predicts `held_out` best."""
     counts, base = _counts(rest), base_rate(rest)
-    losses = [log_loss(_smoothed(counts, base, each), check) for each in _SMOOTHINGS]
+    losses = [log_loss(_smoothed(counts, base, each), held_out) for each in _SMOOTHINGS]
     smoothing = _SMOOTHINGS[int(np.argmin(losses))]
     return Table(base_rate(balls), _smoothed(_counts(balls), base_rate(balls), smoothing), smoothing)
 
@@ -55,9 +55,9 @@ def base_rate(balls: Balls) -> NDArray[np.float64]:
     return np.asarray(counts / counts.sum())
 
 
-def log_loss(chances: NDArray[np.float64], balls: Balls) -> float:
+def log_loss(probabilities: NDArray[np.float64], balls: Balls) -> float:
     """Return the mean negative log-probability of the outcomes."""
-    return float(-np.log(chances[balls.cells, balls.outcomes]).mean())
+    return float(-np.log(probabilities[balls.cells, balls.outcomes]).mean())
 
 
 def _counts(balls: Balls) -> NDArray[np.float64]:
@@ -74,7 +74,7 @@ NUM_PLAYER_FIGURES = 2 * NUM_FIGURES  # batting and bowling
 NUM_SETTING_FIGURES = 4 * NUM_FIGURES + 1  # batting team, bowling team, ground, this match so far; year
 
 _SHRINKAGE = 60.0  # pseudo-balls at the base rate
-_FADING = 0.9  # weight of earlier matches in recent figures, per match
+_DECAY = 0.9  # of earlier matches in recent figures, per match
 _WIDES = 0.038  # share of all balls
 _USUAL_OVER = 9.0
 _FIRST_YEAR, _YEARS = 2015, 10
@@ -102,10 +102,10 @@ def careers_before(
 ) -> dict[tuple[str, int], InningsCareers]:
     """Return the careers before each innings of the wanted matches, by match name and innings number.
 
-    `matches` are sorted by date. Matches of one day do not count for each other, because their order is unknown. Of the
-    match itself, only earlier innings count.
+    `matches` are sorted by date. Matches of one day do not count for each other, because their order is unknown. Within
+    a match, only its earlier innings count.
     """
-    book = _Book(table)
+    book = _CareerBook(table)
     found = {}
     for _, day in groupby(matches, key=lambda each: each.match.date):
         of_day = list(day)
@@ -130,27 +130,27 @@ class _Sums(NamedTuple):
 class _Record:
     """All balls so far, and recent ones, of one player, team or ground."""
 
-    __slots__ = ("_expected", "_late_expected", "_late_seen", "_overs", "_seen")
+    __slots__ = ("_expected", "_overs", "_recent_expected", "_recent_seen", "_seen")
 
     def __init__(self) -> None:
-        self._seen, self._expected, self._late_seen, self._late_expected = np.zeros((4, NUM_OUTCOMES + 1))
+        self._seen, self._expected, self._recent_seen, self._recent_expected = np.zeros((4, NUM_OUTCOMES + 1))
         self._overs = 0.0
 
     def add(self, sums: _Sums) -> None:
         self._seen += sums.seen
         self._expected += sums.expected
-        self._late_seen = _FADING * self._late_seen + sums.seen
-        self._late_expected = _FADING * self._late_expected + sums.expected
+        self._recent_seen = _DECAY * self._recent_seen + sums.seen
+        self._recent_expected = _DECAY * self._recent_expected + sums.expected
         self._overs += sums.overs
 
     def figures(self, usual: Floats) -> Floats:
         return np.asarray(np.log((self._seen + usual) / (self._expected + usual)))
 
     def summary(self, usual: Floats) -> Floats:
-        late = np.log((self._late_seen + usual) / (self._late_expected + usual))
+        recent = np.log((self._recent_seen + usual) / (self._recent_expected + usual))
         balls = self._seen[:-1].sum()
         over = (self._overs + _SHRINKAGE * _USUAL_OVER) / (balls + _SHRINKAGE) - _USUAL_OVER
-        return np.concatenate([_SCALE * self.figures(usual), _SCALE * late, [over / 5, np.log1p(balls) / 5]])
+        return np.concatenate([_SCALE * self.figures(usual), _SCALE * recent, [over / 5, np.log1p(balls) / 5]])
 
 
 class _Addition(NamedTuple):
@@ -159,10 +159,14 @@ class _Addition(NamedTuple):
     sums: _Sums
 
 
-class _Book:
+class _CareerBook:
+    """The careers so far: a record for each player, team and ground, in each of its roles."""
+
     def __init__(self, table: Table) -> None:
         self._usual = _SHRINKAGE * np.append(table.base, _WIDES)
-        self._chances = np.concatenate([table.chances, np.full((len(table.chances), 1), _WIDES)], axis=1)
+        self._probabilities = np.concatenate(
+            [table.probabilities, np.full((len(table.probabilities), 1), _WIDES)], axis=1
+        )
         self._records: defaultdict[tuple[str, str], _Record] = defaultdict(_Record)
         self._nothing = np.zeros(NUM_OUTCOMES + 1)
 
@@ -186,12 +190,12 @@ class _Book:
         )
 
     def additions(self, cells_of: MatchCells) -> Iterable[_Addition]:
-        """What a match adds to each record, computed with the figures from before it."""
+        """What a match adds to each record, given the figures before the match."""
         match, cells = cells_of
         for innings, of_innings in zip(match.innings, cells, strict=True):
             if not innings.deliveries:
                 continue
-            seen, expected = _seen(innings), self._chances[of_innings]
+            seen, expected = _seen(innings), self._probabilities[of_innings]
             batters = [ball.batter for ball in innings.deliveries]
             bowlers = [ball.bowler for ball in innings.deliveries]
             batting, bowling = self._figures_of("bats", batters), self._figures_of("bowls", bowlers)
@@ -211,7 +215,7 @@ class _Book:
         for innings, of_innings in zip(earlier, cells, strict=False):
             if innings.deliveries:
                 overs = np.array([ball.over for ball in innings.deliveries], np.float64)
-                record.add(_sums(_seen(innings), self._chances[of_innings], overs))
+                record.add(_sums(_seen(innings), self._probabilities[of_innings], overs))
         return record
 
     def _known(self, role: str, name: str) -> Floats:

@@ -68,7 +68,7 @@ class _MatchReader:
         self._place = ""
         listed = self._field(content, "innings", list)
         if len(listed) > _MAX_INNINGS:
-            raise self._fault(f"{len(listed)} innings")
+            raise self._fault(f"innings: expected at most {_MAX_INNINGS}, got {len(listed)}")
         innings = tuple(self._innings(each, number, teams, overs) for number, each in enumerate(listed, 1))
         return Match(self._file.name, day, venue, self._balls_per_over, innings)
 
@@ -82,7 +82,7 @@ class _MatchReader:
         is_forfeited = record.get("forfeited") is True
         listed = record.get("overs", []) if is_forfeited else self._field(record, "overs", list)
         if len(listed) > _MAX_OVERS:
-            raise self._fault(f"{len(listed)} overs")
+            raise self._fault(f"overs: expected at most {_MAX_OVERS:,}, got {len(listed):,}")
         powerplay = self._powerplay(record)
         deliveries = tuple(
             ball for position, each in enumerate(listed, 1) for ball in self._over(each, number, position)
@@ -101,7 +101,7 @@ class _MatchReader:
         return runs, float(allowed)
 
     def _powerplay(self, innings: dict[str, Any]) -> int:
-        """Overs with restrictions at the start; the file says `to: 5.6`, the over and ball of the last."""
+        """Count the overs with fielding restrictions at the start; `to: 5.6` in a file is an over and a ball."""
         last = 0
         for each in self._checked(innings.get("powerplays", []), list, "powerplays"):
             record = self._checked(each, dict, "powerplays: an entry")
@@ -118,7 +118,7 @@ class _MatchReader:
         over = self._count(record, "over", 0, _MAX_OVERS, None)
         deliveries = self._field(record, "deliveries", list)
         if len(deliveries) > _MAX_BALLS:
-            raise self._fault(f"{len(deliveries)} deliveries")
+            raise self._fault(f"deliveries: expected at most {_MAX_BALLS}, got {len(deliveries)}")
         for number, each in enumerate(deliveries, 1):
             self._place = f"innings {innings}, over {over}, delivery {number}: "
             yield self._delivery(each, over)
@@ -186,7 +186,7 @@ class _MatchReader:
 
     def _count(self, record: dict[str, Any], name: str, least: int, most: int, default: int | None) -> int:
         value = record.get(name, default)
-        if type(value) is not int:  # not isinstance: True is not a number of runs
+        if type(value) is not int:  # not isinstance, because True is an int
             raise self._fault(f"{name}: {_expected(int, value, name in record)}")
         if not least <= value <= most:
             raise self._fault(f"{name}: expected {least} to {most}, got {value}")

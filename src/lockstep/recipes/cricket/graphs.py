@@ -32,7 +32,7 @@ with warnings.catch_warnings():
 __all__ = ["Batch", "HeteroData", "MessagePassing", "SAGEConv", "softmax"]
 
 
-NUM_BONDS = 4  # relations of two balls: same batter or not, same bowler or not
+NUM_BONDS = 4  # how two balls are related: same batter or not, same bowler or not
 
 
 class InningsGraphs(Dataset[HeteroData]):

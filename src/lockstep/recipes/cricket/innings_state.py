@@ -1,6 +1,6 @@
 """The state of an innings before each ball, as numbers: what the scoreboard shows.
 
-A row is made before its ball is read, so no ball is described by its own outcome or by a later one.
+A row is computed before its ball is read, so it cannot depend on the outcome of that ball or of a later one.
 """
 
 from math import log1p
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lockstep.recipes.cricket.match import OUTCOMES, WICKET, Delivery, Innings
 
-MAX_OVERS = 50  # distinguished; later overs count as the last
+MAX_OVERS = 50  # later overs count as the last of these
 MAX_WICKETS = 10
 NUM_STAGES = 3  # first innings, later innings, super overs
 NUM_CELLS = NUM_STAGES * MAX_OVERS * (MAX_WICKETS + 1)
@@ -66,7 +66,7 @@ class _Figures:
         self.wickets += ball.outcome == WICKET
 
     def summary(self) -> list[float]:
-        """Rates are shrunk to the usual while there are few balls."""
+        """Return the features. Rates are shrunk to the usual ones while there are few balls."""
         return [
             log1p(self.balls) / 3,
             self.balls / 50,
@@ -102,7 +102,7 @@ class _Tracker:
         self._over_balls = self._over_deliveries = self._over_runs = self._over_wickets = self._over_boundaries = 0
 
     def face(self, ball: Delivery) -> None:
-        """Who bats and bowls, and in which over, is known before the ball is bowled."""
+        """Note who bats and bowls, and in which over, which is known before the ball is bowled."""
         if ball.over != self._over:
             self._over = ball.over
             self._start_over()

@@ -1,4 +1,4 @@
-"""Prepare matches for training: split, table model, careers and tensors, in an order that leaks nothing."""
+"""Prepare matches for training: split, table model, careers and tensors, with nothing leaking into training."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -29,7 +29,7 @@ class InningsRecord(NamedTuple):
     cells: Tensor  # (balls)
     outcomes: Tensor  # (balls)
     results: Tensor  # (balls): what is sent to later balls
-    players: Tensor  # (roles, balls): rows of the two below
+    players: Tensor  # (roles, balls): rows of `identities` and `figures`
     identities: Tensor  # (players); 0: unknown
     figures: Tensor  # (players, …)
     setting: Tensor  # (1, …)
@@ -64,7 +64,7 @@ def innings_record(
 def _innings_so_far(innings: Innings, state: InningsState, table: Table) -> NDArray[np.float32]:
     """Before each ball: log(seen / expected) of each outcome in this innings, shrunk to 0 at its start."""
     outcomes = np.array([ball.outcome for ball in innings.deliveries])
-    seen, expected = np.eye(NUM_OUTCOMES)[outcomes], table.chances[state.cells]
+    seen, expected = np.eye(NUM_OUTCOMES)[outcomes], table.probabilities[state.cells]
     usual = _INNINGS_SHRINKAGE * table.base
     before = [np.cumsum(each, axis=0) - each + usual for each in (seen, expected)]
     return np.asarray(2 * np.log(before[0] / before[1]), np.float32)
@@ -76,7 +76,7 @@ def _result(ball: Delivery) -> int:
     return ball.outcome
 
 
-_CHECK_EVERY = 5  # every fifth training match serves to choose the table's smoothing
+_HOLD_OUT_EVERY = 5  # every fifth training match is used to choose the table's smoothing
 
 
 class League(NamedTuple):
@@ -94,12 +94,12 @@ class _Described(NamedTuple):
 
 
 def make_league(matches: Sequence[Match], rule: Rule, share: float, evaluate_on: str) -> League:
-    """Prepare matches, sorted by date. For validation, test matches are dropped and other matches held out instead."""
+    """Prepare matches, which are sorted by date. For validation, drop the test matches and hold out others instead."""
     split = split_matches(matches, rule, share, "test")
     if evaluate_on == "validation":
         split = split_matches(split.train, rule, share, "validation")
     train, test = ([_described(match) for match in part] for part in split)
-    table = _table_of(train)
+    table = _fit_table_model(train)
     identities = _identities(split.train)
     # Training sees nothing of the test matches; careers in a test match include everything before its day.
     names = frozenset(match.name for match in split.train)
@@ -128,11 +128,11 @@ def _stage(innings: Innings, number: int) -> int:
     return 2 if innings.is_super_over else min(number, 1)
 
 
-def _table_of(train: Sequence[_Described]) -> Table:
-    """Its smoothing is chosen on every fifth training match, with a table of the others."""
-    check = train[::_CHECK_EVERY]
-    rest = [each for number, each in enumerate(train) if number % _CHECK_EVERY] or train
-    return fit_table(_balls(train), _balls(check), _balls(rest))
+def _fit_table_model(train: Sequence[_Described]) -> Table:
+    """Fit the table model. Its smoothing is chosen on every fifth match, with a table fitted to the others."""
+    held_out = train[::_HOLD_OUT_EVERY]
+    rest = [each for number, each in enumerate(train) if number % _HOLD_OUT_EVERY] or train
+    return fit_table(_balls(train), _balls(held_out), _balls(rest))
 
 
 def _balls(matches: Sequence[_Described]) -> Balls:
@@ -151,7 +151,7 @@ def _careers(
 
 
 def _identities(train: Sequence[Match]) -> dict[str, int]:
-    """Numbers from 1 for everybody who batted or bowled in training; 0 means unknown."""
+    """Number everybody who batted or bowled in training, from 1; 0 means unknown."""
     found: dict[str, int] = {}
     for match in train:
         for innings in match.innings:

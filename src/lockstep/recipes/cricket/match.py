@@ -10,7 +10,7 @@ OUTCOMES = ("dot", "one", "two", "three", "four", "six", "wicket")
 NUM_OUTCOMES = len(OUTCOMES)
 WICKET = OUTCOMES.index("wicket")
 
-# Runs off the bat → outcome. Fives and sevens, one ball in 6,000, count as boundaries, which almost all began as.
+# Runs off the bat → outcome. Fives count as fours, and sevens as sixes; together they are one ball in 6,000.
 _BY_RUNS = (0, 1, 2, 3, 4, 4, 5)
 
 
@@ -66,7 +66,7 @@ _HASH_BUCKETS = 10_000
 
 
 class MatchSplit(NamedTuple):
-    """Whole matches for training and for the test; the same on every machine."""
+    """Matches for training and for the test; the same on every machine."""
 
     train: list[Match]  # in their given order, by date
     test: list[Match]

@@ -60,7 +60,7 @@ class Cricket:
             depth=settings.depth,
             heads=settings.heads,
         )
-        log_table = torch.from_numpy(self.league.table.chances).log().float()
+        log_table = torch.from_numpy(self.league.table.probabilities).log().float()
         return CricketEnsemble(
             [
                 CricketNet(log_table.clone(), sizes, settings.dropout, settings.identity_dropout)
@@ -87,7 +87,7 @@ class Cricket:
         scores, outcomes = model(batch), batch["ball"].y
         losses, table_losses, base_losses = (
             F.cross_entropy(each, outcomes, reduction="none").double()
-            for each in (scores, self._table(batch), self._base(batch))
+            for each in (scores, self._table_scores(batch), self._base_scores(batch))
         )
         count = len(outcomes)
         return {
@@ -101,7 +101,7 @@ class Cricket:
         }
 
     def conclude(self, run: Run, model: nn.Module, config: CricketConfig) -> None:
-        """Draw how probabilities and frequencies agree, for the network and for the baselines."""
+        """Draw predicted probabilities against observed frequencies, for the network and the baselines."""
         if not config.data.picture:
             return
         splits = self.data(config)
@@ -112,15 +112,16 @@ class Cricket:
 
     def _reliabilities(self, model: nn.Module, batch: Any) -> Mapping[str, MetricValue]:
         outcomes = batch["ball"].y
-        scores = {"network": model(batch), "table": self._table(batch), "base rate": self._base(batch)}
+        scores = {"network": model(batch), "table": self._table_scores(batch), "base rate": self._base_scores(batch)}
         return {name: Reliability(each.softmax(1), outcomes) for name, each in scores.items()}
 
-    def _table(self, batch: Any) -> Tensor:
+    def _table_scores(self, batch: Any) -> Tensor:
         """The table model's log-probabilities for each ball."""
         cells = batch["ball"].cell
-        return torch.from_numpy(self.league.table.chances).log().float().to(cells.device)[cells]
+        return torch.from_numpy(self.league.table.probabilities).log().float().to(cells.device)[cells]
 
-    def _base(self, batch: Any) -> Tensor:
+    def _base_scores(self, batch: Any) -> Tensor:
+        """The log of the base rates, for each ball."""
         outcomes = batch["ball"].y
         base = torch.from_numpy(self.league.table.base).log().float().to(outcomes.device)
         return base.expand(len(outcomes), NUM_OUTCOMES)

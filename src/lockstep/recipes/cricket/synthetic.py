@@ -1,8 +1,8 @@
-"""Synthetic matches in Cricsheet's JSON, for when there is no data at hand.
+"""Synthetic matches in Cricsheet's JSON, used when no data is given.
 
-Teams and players are invented, and named so. Batters differ in how hard they hit and how rarely they get out, bowlers
-in what they concede; batters settle in, hit out in the last overs, and chase targets. So there is something to learn
-beyond over and wickets. Matches are made by number and do not depend on a run's seed: they are data.
+Teams and players are invented, and their names say so. Batters differ in how hard they hit and how rarely they get out,
+bowlers in what they concede; batters settle in, hit out in the last overs, and chase targets. So there is more to learn
+than over and wickets. They are data: match number i is always the same, whatever the run's seed.
 """
 
 import json
@@ -24,7 +24,7 @@ _NUM_BOWLERS = 6
 _OVERS = 20
 _WIDES, _NO_BALLS = 0.035, 0.005
 _RUNS = (0, 1, 2, 3, 4, 6, 0)  # of each outcome; the last is a wicket
-_USUAL = np.log([0.40, 0.34, 0.07, 0.005, 0.095, 0.04, 0.05])
+_BASE_LOGITS = np.log([0.40, 0.34, 0.07, 0.005, 0.095, 0.04, 0.05])
 # Changes of the log-odds of outcomes for a hitter, a safe batter, an economical bowler and a hurried batter.
 _HITTING = np.array([-0.1, -0.2, 0.0, 0.0, 0.6, 1.0, 0.3])
 _SAFETY = np.array([0.0, 0.15, 0.1, 0.0, 0.0, -0.1, -1.0])
@@ -44,7 +44,7 @@ def synthetic_contents(count: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the name of each match and the content of its file."""
     teams = [_Team(number) for number in range(_NUM_TEAMS)]
     for number in range(count):
-        yield f"synthetic-{number:05}", _Play(number, teams).content()
+        yield f"synthetic-{number:05}", _MatchSimulation(number, teams).content()
 
 
 class _Team:
@@ -59,7 +59,7 @@ class _Team:
         self.economy = draw.normal(0, 0.5, _NUM_PLAYERS)
 
 
-class _Play:
+class _MatchSimulation:
     """One match, ball by ball."""
 
     def __init__(self, number: int, teams: list[_Team]) -> None:
@@ -150,7 +150,7 @@ class _Play:
 def _scores(batting: _Team, bowling: _Team, batter: int, bowler: int, faced: int, hurry: float) -> NDArray[np.float64]:
     settled = min(faced, 24) / 24 - 0.5
     return np.asarray(
-        _USUAL
+        _BASE_LOGITS
         + (batting.hitting[batter] + 0.5 * settled) * _HITTING
         + (batting.safety[batter] + 0.6 * settled) * _SAFETY
         + bowling.economy[bowler] * _ECONOMY

@@ -13,7 +13,7 @@ class DigitsModel(Frozen):
 
 class DigitsData(Frozen):
     path: str | None = None  # a folder in MNIST's or CIFAR's format; scikit-learn's digits if omitted
-    test_every: Count = 5  # of the digits, the image with index i is a test image when i % test_every == 0
+    test_every: Count = 5  # of the digits, image i is a test image when i % test_every == 0
     show: Whole = 0  # test images to show after training, with the guesses
 
 

@@ -10,9 +10,9 @@ from torch.utils.data import TensorDataset
 
 from lockstep.errors import UserError
 from lockstep.recipes.digits import DigitsConfig
-from lockstep.recipes.images.image_grid import show_guesses
+from lockstep.recipes.images.image_grid import log_guesses
 from lockstep.recipes.images.image_source import load_images
-from lockstep.recipes.images.image_splits import Images, ImageSplits
+from lockstep.recipes.images.image_splits import ImageSplits
 from lockstep.train.recipe import Splits
 from lockstep.train.run import Run
 
@@ -20,7 +20,7 @@ _DOWNSAMPLING = 4  # in each direction, before the last layer
 
 
 class ConvNet(nn.Sequential):
-    """Layers that receive the images' bytes as floats from 0 to 1."""
+    """A sequential network that takes images as bytes, and scales them to 0 … 1."""
 
     def forward(self, pixels: Tensor) -> Tensor:
         scores: Tensor = super().forward(pixels.float() / 255)  # type: ignore[no-untyped-call]
@@ -72,12 +72,7 @@ class Digits:
         }
 
     def conclude(self, run: Run, model: nn.Module, config: DigitsConfig) -> None:
-        """Show the first test images. All ranks ask the model: each may have only a part of it."""
-        if config.data.show:
-            first = Images(*(tensor[: config.data.show] for tensor in self.images.test))
-            guesses = show_guesses(model, first, self.images.classes, run.world.device)
-            run.log_image("guesses", guesses.picture)
-            run.log_text("guesses", guesses.text)
+        log_guesses(run, model, self.images, config.data.show)
 
 
 recipe = Digits

@@ -57,7 +57,7 @@ class AttackConfig(Frozen):
 
 
 class CurriculumConfig(Frozen):
-    """The number of steps of the attack on outsiders during training."""
+    """How many steps the attack on outsiders takes during training."""
 
     first: Count = 1
     last: Count = Field(default=10, validate_default=True)
@@ -68,7 +68,9 @@ class CurriculumConfig(Frozen):
     def _is_at_least_the_first(cls, value: int, info: ValidationInfo) -> int:
         first = info.data.get("first", value)
         if value < first:
-            raise PydanticCustomError("curriculum", "expected first={first} or more", {"first": first})
+            raise PydanticCustomError(
+                "curriculum", "expected first={first} or more, got {last}", {"first": first, "last": value}
+            )
         return value
 
 

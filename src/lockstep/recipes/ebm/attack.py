@@ -1,6 +1,6 @@
-"""Projected gradient ascent (PGD) on images: adversarial attacks, and pictures of where the ascent leads.
+"""Projected gradient ascent (PGD) on images: adversarial attacks, and pictures of the results.
 
-Only gradients with respect to the images are computed, so parameters keep the gradients that they have.
+Only gradients with respect to the images are computed: the parameters' gradients are left alone.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ class GradientAscent(NamedTuple):
     steps: int
 
     def maximize(self, objective: ImageObjective, start: Tensor, first: Tensor | None = None) -> Tensor:
-        """Maximize the objective. `first`: where to begin, if not at the start itself; the ball is around `start`."""
+        """Maximize the objective. `first`: the point to begin at, if not `start`; the ball is around `start`."""
         start = start.detach()
         point = start if first is None else self._within(start, first.detach())
         for _ in range(self.steps):
@@ -41,8 +41,8 @@ class GradientAscent(NamedTuple):
 
 
 def mislead(model: nn.Module, images: Tensor, labels: Tensor, ascent: GradientAscent) -> Tensor:
-    """Return images near the given ones that the model is least likely to classify correctly."""
-    # From a random point of the ball: at the image itself the loss may be too flat.
+    """Attack a classifier: return images near the given ones that it is least likely to classify correctly."""
+    # Begin at a random point of the ball: at the image itself, the loss may be too flat.
     first = images + ascent.radius * torch.rand_like(images[:, :1, :1, :1]) * _unit(torch.randn_like(images))
     return ascent.maximize(lambda near: F.cross_entropy(model(near), labels, reduction="none"), images, first)
 
@@ -88,6 +88,6 @@ def imagined(
 
 
 def before_and_after(model: nn.Module, outsiders: Tensor, ascent: GradientAscent) -> Tensor:
-    """Return a picture with outsiders above, and below each of them its disguise."""
+    """Return a picture with outsiders above, and each one's disguised version below."""
     outsiders = outsiders.to(next(model.parameters()).device)
     return mosaic(torch.cat([outsiders, disguise(model, outsiders, ascent)]), len(outsiders))

@@ -15,14 +15,14 @@ from lockstep.data.sample_source import dataset_length
 from lockstep.errors import UserError
 from lockstep.recipes.ebm.out_of_distribution import TRAINED, UNSEEN, GeneratedImages
 from lockstep.recipes.images.image_source import load_images
-from lockstep.recipes.images.image_splits import Augmented, Images, ImageSplits
+from lockstep.recipes.images.image_splits import Augmented, Images, ImageSplits, format_shape
 from lockstep.world.collectives import get_rank, get_world_size
 from lockstep.world.world import World
 
 FOLDER = "folder"  # the family name of the user's own outsiders
 
-_NUM_GENERATED = 2**20  # outsiders to draw from in training: hardly any is drawn twice
-_TEST_SEED = 0  # all runs are tested with the same outsiders
+_NUM_GENERATED = 2**20  # outsiders to draw from in training; few are drawn twice
+_TEST_SEED = 0  # the same test outsiders in every run
 
 
 class Sources(NamedTuple):
@@ -33,7 +33,7 @@ class Sources(NamedTuple):
 
     @property
     def unseen_families(self) -> tuple[str, ...]:
-        """The outsider families of the test. None is used in training; of a folder, training uses other images."""
+        """The outsider families of the test. Training uses other families, and other images of the folder."""
         return (*UNSEEN, *([] if self.outsiders is None else [FOLDER]))
 
 
@@ -48,8 +48,8 @@ def open_sources(path: str | None, out_path: str | None, test_every: int = 5) ->
     outsiders = _load_outsiders(out_path, test_every)
     if outsiders.shape != images.shape:
         raise UserError(
-            f"data.out_path={out_path}: images of {_words(outsiders.shape)}, but those of "
-            f"{given} are of {_words(images.shape)}: give outsiders of the same shape"
+            f"data.out_path={out_path}: images of {format_shape(outsiders.shape)}, but those of "
+            f"{given} are of {format_shape(images.shape)}: give outsiders of the same shape"
         )
     return Sources(images, outsiders)
 
@@ -137,7 +137,14 @@ def get_indist_dataloader(
 ) -> LaneLoader:
     """Return a loader of (image, label), divided over all processes: each training image exactly once per epoch.
 
-    `batch_size` is that of all processes together. Pass the loader to `run.steps(…)`, or iterate over its `batches()`.
+    Pass the loader to `run.steps(…)`, or iterate over its `batches()`.
+
+    Args:
+        sources: what `open_sources` returned.
+        batch_size: the number of images per batch, over all processes.
+        world: this process's place in the job; that of the process group if omitted.
+        seed: decides the order of the images.
+        lanes: the number of lanes in a batch; chosen from the batch size if omitted.
     """
     return _loader(LabelledImages(TensorDataset(*sources.images.train)), batch_size, world, seed, lanes)
 
@@ -145,7 +152,10 @@ def get_indist_dataloader(
 def get_outdist_dataloader(
     sources: Sources, batch_size: int, *, world: World | None = None, seed: int = 0, lanes: int | None = None
 ) -> LaneLoader:
-    """Return a loader of out-of-distribution images: the user's own, or generated ones of the trained families."""
+    """Return a loader of out-of-distribution images: the user's own, or generated ones of the trained families.
+
+    Takes the same arguments as `get_indist_dataloader`; the seed also decides which images are generated.
+    """
     outsiders = _trained_outsiders(sources, sources.images.train, seed)
     return _loader(outsiders, batch_size, world, seed, lanes)
 
@@ -160,7 +170,3 @@ def _trained_outsiders(sources: Sources, originals: Images, seed: int) -> Any:
     if sources.outsiders is None:
         return GeneratedImages(TRAINED, originals, _NUM_GENERATED, seed)
     return PlainImages(sources.outsiders.train)
-
-
-def _words(shape: tuple[int, int, int]) -> str:
-    return " × ".join(map(str, shape))

@@ -1,8 +1,8 @@
-"""The training loss, the metrics of an evaluation, and the curriculum between them.
+"""The training loss, the metrics of an evaluation, and the curriculum that depends on them.
 
     cross_entropy   −log p(y|x) at the image, plus `adversarial` × the same at its worst neighbour
     energy          `energy` × binary cross-entropy of log p(x): the image against a disguised outsider
-    r1              `r1` / 2 × |∇ log p(x)|² at the image: keeps the density flat at the data, and so bounded
+    r1              `r1` / 2 × |∇ log p(x)|² at the image: keeps the density flat, and so bounded, at the data
 
 A term of weight 0 is not computed. With all of them 0 this is a plain classifier.
 """
@@ -77,13 +77,13 @@ class EvaluationAttacks(NamedTuple):
 def robustness_metrics(
     model: nn.Module, batch: list[Tensor], families: tuple[str, ...], attacks: EvaluationAttacks
 ) -> Mapping[str, MetricValue]:
-    """Return a chunk's part of each metric; see the recipe's README for what they mean."""
+    """Return the metrics of one chunk of the test set; the recipe's README explains them."""
     images, labels, known, unseen = batch
     scores = model(images)
     density = log_density(scores)
     unseen_scores = model(unseen.flatten(0, 1)).unflatten(0, unseen.shape[:2])
     unseen_density = unseen_scores.logsumexp(2)
-    # One family per image, in turn: attacks take most of the time.
+    # One family per image, in turn, because attacks take most of the time.
     places = torch.arange(len(images), device=images.device)
     chosen = unseen[places, places % len(families)]
     disguised = log_density(model(disguise(model, chosen, attacks.outside)))
@@ -119,7 +119,7 @@ CRITERION = "auroc_in_training"  # images against outsiders of the trained famil
 
 
 class Curriculum(Callback):
-    """Adds a step to the attack on outsiders after each evaluation that meets the goal. It is saved with the run."""
+    """Adds a step to the attack on outsiders after each evaluation that meets the goal. Saved with the run."""
 
     def __init__(self, first: int, last: int, goal: float) -> None:
         self.steps = first

@@ -1,4 +1,4 @@
-"""Generators of out-of-distribution images, in families: some to train on, others only for the test.
+"""Generators of out-of-distribution images, in families: some for training, others only for the test.
 
 Image number i of a set is a pure function of (seed, i), so it is the same wherever and whenever it is generated.
 """
@@ -15,7 +15,7 @@ from lockstep.recipes.images.image_splits import Images
 from lockstep.world.keyed_random import stream
 
 Family = Callable[[Images, Generator], Tensor]
-"""Draws an image of the originals' shape with values from 0 to 1; some families transform the originals."""
+"""Draws an image of the same shape as the originals, with values from 0 to 1; some families transform an original."""
 
 
 class GeneratedImages(Dataset[Tensor]):
@@ -44,7 +44,7 @@ def noise(originals: Images, draw: Generator) -> Tensor:
 def smoothed_noise(originals: Images, draw: Generator) -> Tensor:
     """Clouds: coarse noise, interpolated smoothly, from black to white."""
     channels, height, width = _shape(originals)
-    coarse = torch.rand(1, channels, *_few(2, max(3, height // 3), 2, draw), generator=draw)
+    coarse = torch.rand(1, channels, *_integers(2, max(3, height // 3), 2, draw), generator=draw)
     clouds = F.interpolate(coarse, (height, width), mode="bilinear", align_corners=True)[0]
     low, high = clouds.min(), clouds.max()
     return (clouds - low) / (high - low).clamp(min=1e-3)
@@ -53,7 +53,7 @@ def smoothed_noise(originals: Images, draw: Generator) -> Tensor:
 def gratings(originals: Images, draw: Generator) -> Tensor:
     """A sine wave of random direction and wavelength."""
     channels, height, width = _shape(originals)
-    rows, columns = _places(height, width)
+    rows, columns = _grid(height, width)
     angle, waves = _between(0, pi, draw), _between(1, min(height, width) / 3, draw)
     along = rows * torch.sin(angle) + columns * torch.cos(angle)
     return _coloured(0.5 + 0.5 * torch.sin(2 * pi * (waves * along + _between(0, 1, draw))), channels, draw)
@@ -63,7 +63,7 @@ def patches(originals: Images, draw: Generator) -> Tensor:
     """A few overlapping rectangles of one colour each."""
     channels, height, width = _shape(originals)
     image = torch.rand(channels, 1, 1, generator=draw).expand(channels, height, width).clone()
-    for _ in range(_few(1, 5, 1, draw)[0]):
+    for _ in range(_integers(1, 5, 1, draw)[0]):
         tops, lefts = (torch.randint(size, (2,), generator=draw).sort().values for size in (height, width))
         colour = torch.rand(channels, 1, 1, generator=draw)
         image[:, tops[0] : tops[1] + 1, lefts[0] : lefts[1] + 1] = colour
@@ -74,7 +74,7 @@ def cut_ups(originals: Images, draw: Generator) -> Tensor:
     """An original cut into 2 × 2 or 4 × 4 shuffled tiles, or into pixels if its size is not divisible."""
     image = _pick(originals, draw)
     channels, height, width = image.shape
-    per_side = 2 ** _few(1, 2, 1, draw)[0]
+    per_side = 2 ** _integers(1, 2, 1, draw)[0]
     if height % per_side or width % per_side:
         return image.flatten(1)[:, torch.randperm(height * width, generator=draw)].view(image.shape)
     tall, wide = height // per_side, width // per_side
@@ -86,7 +86,7 @@ def cut_ups(originals: Images, draw: Generator) -> Tensor:
 def checkerboards(originals: Images, draw: Generator) -> Tensor:
     """A checkerboard of random field size and offset."""
     channels, height, width = _shape(originals)
-    field, shift = _few(1, max(1, height // 4), 2, draw), _few(0, 3, 2, draw)
+    field, shift = _integers(1, max(1, height // 4), 2, draw), _integers(0, 3, 2, draw)
     rows = (torch.arange(height) + shift[0]) // field[0]
     columns = (torch.arange(width) + shift[1]) // field[1]
     return _coloured(((rows[:, None] + columns) % 2).float(), channels, draw)
@@ -95,7 +95,7 @@ def checkerboards(originals: Images, draw: Generator) -> Tensor:
 def ramps(originals: Images, draw: Generator) -> Tensor:
     """A linear or radial gradient between two colours."""
     channels, height, width = _shape(originals)
-    rows, columns = _places(height, width)
+    rows, columns = _grid(height, width)
     if _between(0, 1, draw) < 0.5:
         angle = _between(0, 2 * pi, draw)
         ramp = rows * torch.sin(angle) + columns * torch.cos(angle)
@@ -113,11 +113,11 @@ def dots(originals: Images, draw: Generator) -> Tensor:
 
 
 def scribbles(originals: Images, draw: Generator) -> Tensor:
-    """Similar to handwriting: one or two strokes of a wandering pen. A few will look like a letter."""
+    """Similar to handwriting: one or two strokes of a wandering pen. A few look like letters."""
     channels, height, width = _shape(originals)
-    rows, columns = _places(height, width)
+    rows, columns = _grid(height, width)
     ink = torch.zeros(height, width)
-    for _ in range(_few(1, 2, 1, draw)[0]):
+    for _ in range(_integers(1, 2, 1, draw)[0]):
         turns = 0.6 * torch.randn(_STROKE, generator=draw)
         heading = _between(0, 2 * pi, draw) + turns.cumsum(0)
         pen = _between(0.25, 0.75, draw) + torch.stack([heading.sin(), heading.cos()]).cumsum(1) / _STROKE * 1.5
@@ -156,7 +156,7 @@ def _shape(originals: Images) -> tuple[int, int, int]:
     return channels, height, width
 
 
-def _places(height: int, width: int) -> tuple[Tensor, Tensor]:
+def _grid(height: int, width: int) -> tuple[Tensor, Tensor]:
     """The row and column of each pixel, from 0 to 1."""
     return (torch.arange(height) + 0.5)[:, None] / height, (torch.arange(width) + 0.5) / width
 
@@ -165,8 +165,9 @@ def _between(low: float, high: float, draw: Generator) -> Tensor:
     return low + (high - low) * torch.rand((), generator=draw)
 
 
-def _few(least: int, most: int, count: int, draw: Generator) -> list[int]:
-    numbers: list[int] = torch.randint(least, most + 1, (count,), generator=draw).tolist()
+def _integers(low: int, high: int, count: int, draw: Generator) -> list[int]:
+    """Draw whole numbers from low to high, both included."""
+    numbers: list[int] = torch.randint(low, high + 1, (count,), generator=draw).tolist()
     return numbers
 
 

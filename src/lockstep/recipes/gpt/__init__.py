@@ -20,10 +20,10 @@ class GptModel(Frozen):
 
 
 class GptData(Frozen):
-    path: str | None = None  # any file, from the working directory; the topics of Python's help() if there is none
+    path: str | None = None  # any file, from the working directory; the topics of Python's help() if omitted
     length: Count = 64  # bytes that the model sees at a time
-    sample: Whole = 400  # bytes to write after training
-    temperature: Positive = 0.7  # of that: lower keeps to what is likely
+    sample: Whole = 400  # bytes of text to generate after training; 0: none
+    temperature: Positive = 0.7  # of the sampling; a lower one favours likely bytes
 
 
 class GptConfig(Config):

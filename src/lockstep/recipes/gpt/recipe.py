@@ -50,7 +50,7 @@ recipe = GptRecipe()
 
 
 def _predict(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-    """Return the logits and the actual bytes, one row per byte."""
+    """Return the logits and the target bytes, one row per byte."""
     (windows,) = batch
     scores = model(windows[:, :-1])
     return scores.reshape(-1, NUM_BYTES), windows[:, 1:].reshape(-1).long()

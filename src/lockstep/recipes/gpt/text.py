@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 from lockstep.errors import UserError
 from lockstep.train.recipe import Splits
 
-_TEST_SHARE = 10  # one byte in ten is for the test, at the end of the text
+_TEST_EVERY = 10  # one byte in ten is held out for the test, at the end of the text
 _MAX_BYTES = 2**30  # every process holds the whole text in memory
 
 
@@ -24,7 +24,7 @@ def read_corpus(path: str | None) -> Tensor:
         return _as_tensor("\n\n".join(topics[name] for name in sorted(topics)).encode())
     file = Path(path).expanduser()
     try:
-        if not file.is_file():  # endless devices such as /dev/zero are not files either
+        if not file.is_file():  # also refuses endless devices, such as /dev/zero
             is_there = file.exists()
             raise UserError(f"data.path={path}: {'not a file' if is_there else 'no such file'} (from {Path.cwd()})")
         with file.open("rb") as opened:
@@ -38,8 +38,8 @@ def read_corpus(path: str | None) -> Tensor:
 
 def split_text(text: Tensor, length: int) -> Splits:
     """Split a text: its last tenth, in whole windows, is the test set; no training window contains a byte of it."""
-    test_windows = len(text) // _TEST_SHARE // length
-    needed = _TEST_SHARE * length
+    test_windows = len(text) // _TEST_EVERY // length
+    needed = _TEST_EVERY * length
     if test_windows < 1:
         raise UserError(
             f"the text has {len(text):,} bytes, and windows of data.length={length} need {needed:,}: "

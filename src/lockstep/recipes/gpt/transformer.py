@@ -26,7 +26,7 @@ class Gpt(nn.Module):
         nn.init.normal_(self.positions.weight, std=_INIT_STD)
 
     def forward(self, context: Tensor) -> Tensor:
-        """Scores of shape (batch, length, 256) for bytes of shape (batch, length)."""
+        """Return logits, (batch, length, 256), for bytes, (batch, length)."""
         positions = torch.arange(context.shape[1], device=context.device)
         hidden = self.dropout(self.bytes(context.long()) + self.positions(positions))
         return F.linear(self.norm(self.blocks(hidden)), self.bytes.weight)
@@ -63,7 +63,7 @@ class Attention(nn.Module):
         self.output = _linear(width, width, residual_std)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        split = self.inputs(hidden).unflatten(2, (3, self.heads, -1))  # batch, length, 3, heads, width of a head
+        split = self.inputs(hidden).unflatten(2, (3, self.heads, -1))  # (batch, length, 3, heads, width of a head)
         queries, keys, values = split.permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
         output: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
@@ -77,7 +77,7 @@ def _linear(inputs: int, outputs: int, std: float) -> nn.Linear:
     return linear
 
 
-_PROMPT = ord("\n")  # as if a line had just ended
+_PROMPT = ord("\n")  # so that the sample starts at the beginning of a line
 
 
 @torch.no_grad()
@@ -99,6 +99,6 @@ def sample_text(model: Gpt, num_bytes: int, temperature: float, generator: Gener
 
 
 def _printable(data: bytes) -> str:
-    """Replace invalid UTF-8 and control characters by �: a terminal would obey control characters."""
+    """Replace invalid UTF-8 and control characters by �, because a terminal would interpret control characters."""
     text = data.decode(errors="replace")
     return "".join(character if character.isprintable() or character in "\n\t" else "�" for character in text)

@@ -1,1 +1,1 @@
-"""Image data and image pictures that several recipes share."""
+"""Image data sets and pictures of images, shared by several recipes."""

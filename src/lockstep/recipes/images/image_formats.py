@@ -18,10 +18,16 @@ import torch
 from torch import Tensor
 
 from lockstep.errors import UserError
-from lockstep.recipes.images.image_splits import Images, ImageSplits
+from lockstep.recipes.images.image_splits import Images, ImageSplits, format_shape
 
-_BYTES = 8  # IDX's code for unsigned bytes
-_IMAGES, _LABELS = 3, 1  # dimensions
+MAX_BYTES = 2**30  # of a training or test set: every process holds both in memory
+
+_UNSIGNED_BYTES = 8  # IDX's code for this type of number
+_IMAGE_DIMS, _LABEL_DIMS = 3, 1
+
+_CIFAR_SHAPE = (3, 32, 32)
+_CIFAR_PIXELS = prod(_CIFAR_SHAPE)
+_MAX_NAMES_BYTES = 2**16
 
 
 class _IdxFiles(NamedTuple):
@@ -30,7 +36,7 @@ class _IdxFiles(NamedTuple):
 
 
 def has_idx(folder: Path) -> bool:
-    """Whether the folder has files named as MNIST's are."""
+    """Whether the folder has files with MNIST's names."""
     return any(folder.glob("*-idx[13]-ubyte")) or any(folder.glob("*-idx[13]-ubyte.gz"))
 
 
@@ -40,58 +46,59 @@ def load_idx(folder: Path) -> ImageSplits:
     train, test = _read_idx(files), _read_idx(test_files)
     if train.pixels.shape[1:] != test.pixels.shape[1:]:
         raise UserError(
-            f"{test_files.images}: images of {_size(test.pixels)} pixels, "
-            f"but the training images have {_size(train.pixels)}"
+            f"{test_files.images}: images of {format_shape(test.pixels.shape[2:])} pixels, "
+            f"but the training images have {format_shape(train.pixels.shape[2:])}"
         )
     num_classes = _num_classes(files.labels, train.labels)
-    _require_known(test_files.labels, test.labels, num_classes)
+    _require_known_labels(test_files.labels, test.labels, num_classes)
     return ImageSplits(train, test, tuple(map(str, range(num_classes))))
 
 
 def _idx_files(folder: Path, split: str) -> _IdxFiles:
-    return _IdxFiles(*(_present(folder / f"{split}-{what}-ubyte") for what in ("images-idx3", "labels-idx1")))
+    return _IdxFiles(*(_plain_or_gzipped(folder / f"{split}-{what}-ubyte") for what in ("images-idx3", "labels-idx1")))
 
 
-def _present(file: Path) -> Path:
-    packed = file.with_name(f"{file.name}.gz")
-    return packed if packed.exists() and not file.exists() else file
+def _plain_or_gzipped(file: Path) -> Path:
+    gzipped = file.with_name(f"{file.name}.gz")
+    return gzipped if gzipped.exists() and not file.exists() else file
 
 
 def _read_idx(files: _IdxFiles) -> Images:
-    pixels, labels = _numbers(files.images, _IMAGES), _numbers(files.labels, _LABELS)
+    pixels, labels = _read_array(files.images, _IMAGE_DIMS), _read_array(files.labels, _LABEL_DIMS)
     if len(pixels) != len(labels):
         raise UserError(f"{files.labels}: {len(labels):,} labels for the {len(pixels):,} images of {files.images.name}")
     return Images(pixels.unsqueeze(1), labels.long())
 
 
-def _numbers(file: Path, dims: int) -> Tensor:
+def _read_array(file: Path, dims: int) -> Tensor:
     with open_bounded(file) as stream:
         header = stream.read(4 + 4 * dims)
-        sizes = _sizes(file, header, dims)
+        sizes = _parse_header(file, header, dims)
         # Compressed data may unpack to any length: read what is announced, and one byte to see whether there is more.
         data = stream.read(prod(sizes) + 1)
     if len(data) > prod(sizes):
-        raise UserError(f"{file}: more data than its header announces ({' × '.join(map(str, sizes))} bytes)")
+        raise UserError(f"{file}: more data than its header announces ({format_shape(sizes)} bytes)")
     if len(data) < prod(sizes):
         record = len(data) // prod(sizes[1:])
         raise UserError(f"{file}: ends in record {record:,} (from 0) of {sizes[0]:,}: the file is truncated")
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(sizes)
 
 
-def _sizes(file: Path, header: bytes, dims: int) -> tuple[int, ...]:
+def _parse_header(file: Path, header: bytes, dims: int) -> tuple[int, ...]:
+    """Check the header of an IDX file, and return the size of each dimension."""
     if not header:
         raise UserError(f"{file}: empty")
-    expected = bytes([0, 0, _BYTES, dims])
+    expected = bytes([0, 0, _UNSIGNED_BYTES, dims])
     if header[:4] != expected:
-        raise UserError(f"{file}: begins with {header[:4].hex(' ')}: expected {expected.hex(' ')}, IDX of bytes")
+        raise UserError(f"{file}: begins with {header[:4].hex(' ')}: expected {expected.hex(' ')}, an IDX header")
     if len(header) < 4 + 4 * dims:
         raise UserError(f"{file}: its header is truncated")
     sizes = struct.unpack(f">{dims}I", header[4:])
     shown = " × ".join(f"{size:,}" for size in sizes)
     if 0 in sizes:
         raise UserError(f"{file}: its header announces {shown} bytes: there is nothing to read")
-    if prod(sizes) > MOST_BYTES:
-        raise UserError(f"{file}: its header announces {shown} bytes: more than the {MOST_BYTES:,} allowed")
+    if prod(sizes) > MAX_BYTES:
+        raise UserError(f"{file}: its header announces {shown} bytes: more than the {MAX_BYTES:,} allowed")
     return sizes
 
 
@@ -108,7 +115,7 @@ def _num_classes(file: Path, labels: Tensor) -> int:
     return len(counts)
 
 
-def _require_known(file: Path, labels: Tensor, num_classes: int) -> None:
+def _require_known_labels(file: Path, labels: Tensor, num_classes: int) -> None:
     (wrong,) = torch.nonzero(labels >= num_classes, as_tuple=True)
     if len(wrong):
         record = int(wrong[0])
@@ -116,15 +123,6 @@ def _require_known(file: Path, labels: Tensor, num_classes: int) -> None:
             f"{file}: record {record:,} (from 0) has the label {labels[record]}: expected 0 to {num_classes - 1}, "
             "as in the training images"
         )
-
-
-def _size(pixels: Tensor) -> str:
-    return " × ".join(map(str, pixels.shape[2:]))
-
-
-_SHAPE = (3, 32, 32)
-_NUM_PIXELS = 3 * 32 * 32
-_MOST_NAMES_BYTES = 2**16
 
 
 class Layout(NamedTuple):
@@ -138,7 +136,7 @@ class Layout(NamedTuple):
 
     @property
     def record_bytes(self) -> int:
-        return self.label_bytes + _NUM_PIXELS
+        return self.label_bytes + _CIFAR_PIXELS
 
 
 CIFAR10 = Layout("data_batch_*.bin", "test_batch.bin", "batches.meta.txt", num_classes=10, label_bytes=1)
@@ -155,14 +153,14 @@ def load_cifar(folder: Path, layout: Layout) -> ImageSplits:
 
 
 def _read_cifar(files: Sequence[Path], layout: Layout) -> Images:
-    left = MOST_BYTES
+    left = MAX_BYTES
     parts = []
     for file in files:
-        data = read_bounded_file(file, most=left)
+        data = read_bounded_file(file, max_bytes=left)
         left -= len(data)
         parts.append(_records(file, data, layout))
     records = torch.from_numpy(np.concatenate(parts))
-    pixels = records[:, layout.label_bytes :].reshape(-1, *_SHAPE)
+    pixels = records[:, layout.label_bytes :].reshape(-1, *_CIFAR_SHAPE)
     return Images(pixels.contiguous(), records[:, layout.label_bytes - 1].long())
 
 
@@ -191,16 +189,13 @@ def _class_names(file: Path, num_classes: int) -> tuple[str, ...]:
         return tuple(map(str, range(num_classes)))
     try:
         names = [
-            line.strip() for line in read_bounded_file(file, _MOST_NAMES_BYTES).decode().splitlines() if line.strip()
+            line.strip() for line in read_bounded_file(file, _MAX_NAMES_BYTES).decode().splitlines() if line.strip()
         ]
     except UnicodeDecodeError:
         raise UserError(f"{file}: not text: expected the names of {num_classes} classes, one per line") from None
     if len(names) != num_classes or not all(map(str.isprintable, names)):
         raise UserError(f"{file}: {len(names)} names: expected those of {num_classes} classes, printable, one per line")
     return tuple(names)
-
-
-MOST_BYTES = 2**30  # of a training or test set: every process holds both in memory
 
 
 @contextmanager
@@ -218,10 +213,10 @@ def open_bounded(file: Path) -> Iterator[BinaryIO]:
         raise UserError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
-def read_bounded_file(file: Path, most: int = MOST_BYTES) -> bytes:
-    """Read the whole file, which may have at most `most` bytes."""
+def read_bounded_file(file: Path, max_bytes: int = MAX_BYTES) -> bytes:
+    """Read the whole file; more than `max_bytes` is an error."""
     with open_bounded(file) as stream:
-        data = stream.read(most + 1)
-    if len(data) > most:
-        raise UserError(f"{file}: more than the {most:,} bytes allowed: train on a part of it")
+        data = stream.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise UserError(f"{file}: more than the {max_bytes:,} bytes allowed: train on a part of it")
     return data

@@ -1,4 +1,4 @@
-"""Pictures of many images: a grid, and a classifier's guesses framed green where right and red where wrong."""
+"""Pictures of many images: a grid, and a classifier's guesses with green frames where right and red where wrong."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lockstep.recipes.images.image_splits import Images
+from lockstep.recipes.images.image_splits import Images, ImageSplits
+from lockstep.train.run import Run
 
 _SIDE = 64  # pixels: about how large each image is shown
 _GAP = 1.0  # white
@@ -36,17 +37,17 @@ _FRAME = 16  # pixels of an image per pixel of its frame
 
 
 class Guesses(NamedTuple):
-    """What a classifier made of some images."""
+    """A classifier's guesses for some images."""
 
     picture: Tensor  # (3, height, width), from 0 to 1
-    text: str  # the same, row by row, as class names
+    text: str  # the guesses as class names, a line per row of the picture
 
 
 @torch.no_grad()
-def show_guesses(
+def draw_guesses(
     model: nn.Module, images: Images, classes: Sequence[str], device: torch.device, columns: int = 8
 ) -> Guesses:
-    """Classify the images, given to the model as bytes, and show the guesses. The model's mode is restored."""
+    """Classify the images, which the model takes as bytes, and draw its guesses. The model's mode is restored."""
     was_training = model.training
     model.eval()
     try:
@@ -60,6 +61,15 @@ def show_guesses(
     ]
     rows = [", ".join(words[start : start + columns]) for start in range(0, len(words), columns)]
     return Guesses(mosaic(_framed(images.pixels, is_right), columns), "\n".join(rows))
+
+
+def log_guesses(run: Run, model: nn.Module, images: ImageSplits, count: int) -> None:
+    """Log the guesses for the first `count` test images. All ranks call this: each may hold only a shard."""
+    if count:
+        first = Images(*(tensor[:count] for tensor in images.test))
+        guesses = draw_guesses(model, first, images.classes, run.world.device)
+        run.log_image("guesses", guesses.picture)
+        run.log_text("guesses", guesses.text)
 
 
 def _framed(pixels: Tensor, is_right: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ _MAX_SHOWN = 5  # file names in an error message
 
 
 def load_images(path: str | None, test_every: int = 5) -> ImageSplits:
-    """Load the images in a folder or, without one, scikit-learn's digits; one digit in `test_every` is for the test."""
+    """Load the images in a folder or, without one, scikit-learn's digits; every `test_every`-th digit is held out."""
     if path is None:
         return load_digits(test_every)
     try:
@@ -41,7 +41,9 @@ _MAX_BRIGHTNESS = 16
 def load_digits(test_every: int = 5) -> ImageSplits:
     """Load scikit-learn's 1,797 digits of 8 × 8 pixels. Image i is a test image when i % test_every == 0."""
     if test_every == 1:
-        raise UserError("data.test_every=1: every digit is a test image, none is left for training: expected 2 or more")
+        raise UserError(
+            "data.test_every=1: every digit would be a test image, with none left for training: expected 2 or more"
+        )
     try:
         from sklearn import datasets
     except ImportError:

@@ -1,6 +1,7 @@
 """Labelled images in memory, split into training and test sets, and augmented by shifts and flips."""
 
 import random
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -30,6 +31,11 @@ class ImageSplits(NamedTuple):
         """Channels, height and width of each image."""
         channels, height, width = self.train.pixels.shape[1:]
         return channels, height, width
+
+
+def format_shape(shape: Sequence[int]) -> str:
+    """Return a shape for messages, such as `3 × 32 × 32`."""
+    return " × ".join(map(str, shape))
 
 
 class Augmented(Dataset[tuple[Tensor, Tensor]]):

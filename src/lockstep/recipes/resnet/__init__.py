@@ -19,7 +19,7 @@ class ResnetModel(Frozen):
 
 
 class ResnetData(Frozen):
-    path: str | None = None  # a folder in CIFAR's or MNIST's format; scikit-learn's digits if there is none
+    path: str | None = None  # a folder in CIFAR's or MNIST's format; scikit-learn's digits if omitted
     test_every: Count = 5  # of the digits, image i is a test image when i % test_every == 0
     image_size: Count | None = None  # what the network sees, in pixels per side; the images' own size if omitted
     padding: Whole = 1  # training images are shifted by up to this many pixels

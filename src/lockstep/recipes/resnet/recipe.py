@@ -9,16 +9,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from lockstep.recipes.images.image_grid import show_guesses
+from lockstep.recipes.images.image_grid import log_guesses
 from lockstep.recipes.images.image_source import load_images
-from lockstep.recipes.images.image_splits import Augmented, Images, ImageSplits
+from lockstep.recipes.images.image_splits import Augmented, ImageSplits
 from lockstep.recipes.resnet import ResnetConfig
 from lockstep.recipes.resnet.resnet_network import VARIANTS, ResNet
 from lockstep.train.recipe import Splits
 from lockstep.train.run import Run
 
 _TOP = 5  # guesses that count for top5
-_MIN_STD = 1e-3  # of a constant channel
+_MIN_STD = 1e-3  # used for a constant channel
 
 
 class Resnet:
@@ -60,19 +60,14 @@ class Resnet:
         return {**found, "loss": (F.cross_entropy(scores, labels, reduction="sum"), len(labels))}
 
     def conclude(self, run: Run, model: nn.Module, config: ResnetConfig) -> None:
-        """Log the guesses for the first test images. All ranks take part: each may hold only a shard of the model."""
-        if config.data.show:
-            first = Images(*(tensor[: config.data.show] for tensor in self.images.test))
-            guesses = show_guesses(model, first, self.images.classes, run.world.device)
-            run.log_image("guesses", guesses.picture)
-            run.log_text("guesses", guesses.text)
+        log_guesses(run, model, self.images, config.data.show)
 
 
 recipe = Resnet
 
 
 def _mean_and_std(pixels: Tensor) -> tuple[Tensor, Tensor]:
-    """Per channel, on a scale from 0 to 1. Computed from byte counts: exact with any number of threads."""
+    """Per channel, on a scale from 0 to 1. Computed from counts of byte values, so exact with any number of threads."""
     levels = torch.arange(256, dtype=torch.float64) / 255
     counts = torch.stack([torch.bincount(channel.flatten(), minlength=256) for channel in pixels.unbind(1)]).double()
     probabilities = counts / counts.sum(1, keepdim=True)

@@ -21,9 +21,9 @@ class VaeModel(Frozen):
 
 
 class VaeData(Frozen):
-    path: str | None = None  # a folder in CIFAR's or MNIST's format; scikit-learn's digits if there is none
-    test_every: Count = 5  # of the digits, the one with index i is a test image when i % test_every == 0
-    drawn: Whole = 1000  # images to generate after training and compare with real ones
+    path: str | None = None  # a folder in CIFAR's or MNIST's format; scikit-learn's digits if omitted
+    test_every: Count = 5  # of the digits, image i is a test image when i % test_every == 0
+    drawn: Whole = 1000  # images to generate after training and compare with real ones; 0: none
 
 
 class VaeConfig(Config):

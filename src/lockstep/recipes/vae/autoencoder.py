@@ -12,11 +12,11 @@ from lockstep.recipes.vae import LikelihoodKind
 
 LEVELS = 256  # of a stored pixel value
 
-_INITIAL_STD = 0.25  # of a value around the expected one, on a scale from 0 to 1
+_INITIAL_STD = 0.25  # of the values around their expected value, on a scale from 0 to 1
 
 
 class Bernoulli(nn.Module):
-    """Each value is ink or no ink; a grey value is the probability of ink. This is not a density of grey values."""
+    """Each value is the probability that a pixel is ink. This is not a density of grey values."""
 
     def nats(self, scores: Tensor, images: Tensor) -> Tensor:
         """Return the cross-entropy of each image, whose values are from 0 to 1, given a logit per value."""
@@ -47,11 +47,11 @@ def make_likelihood(kind: LikelihoodKind, channels: int) -> Bernoulli | Gaussian
 
 
 _MIN_SIDE = 4  # of a feature map; one linear layer takes over from there
-_MAX_WIDTH_FACTOR = 4  # the most channels, relative to the first layer
+_MAX_WIDTH_FACTOR = 4  # the maximum number of channels, relative to the first layer
 _MAX_GROUPS = 8  # of group norm
 _MIN_LOG_VARIANCE = -12.0  # a smaller variance vanishes in fp32
 _MAX_LOG_VARIANCE = 6.0
-_DECODE_BATCH = 250  # images: activations take up to a hundred times their memory
+_DECODE_BATCH = 250  # images at a time: activations take up to a hundred times their memory
 
 
 class ImageShape(NamedTuple):
@@ -84,7 +84,7 @@ class Posterior(NamedTuple):
 
 
 class Autoencoder(nn.Module):
-    """Called with images, it returns its loss and the terms of it.
+    """A VAE which, called with images, returns its loss and the terms of the loss.
 
     `images`: (N, C, H, W), bytes, or floats from 0 to 1. Other elements of a batch, such as labels, are ignored.
     """
@@ -115,7 +115,7 @@ class Autoencoder(nn.Module):
         # A copy of the mean: FSDP warns about modules that return views.
         return {"loss": loss, "reconstruction": reconstruction, "kl": kl, "mean": posterior.mean.clone()}
 
-    # Both call the whole model: with sharded weights, that is what gathers them.
+    # Both go through `forward`, because calling the module is what gathers sharded weights.
 
     def encode(self, images: Tensor) -> Posterior:
         """Return the distributions of the images' codes."""
@@ -142,9 +142,9 @@ class ResidualLayer(nn.Module):
             _norm(channels), nn.SiLU(), _conv(channels, channels), _norm(channels), nn.SiLU(), _conv(channels, channels)
         )
 
-    def forward(self, pictures: Tensor) -> Tensor:
-        added: Tensor = self.layers(pictures)
-        return pictures + added
+    def forward(self, features: Tensor) -> Tensor:
+        added: Tensor = self.layers(features)
+        return features + added
 
 
 class Upsample(nn.Module):
@@ -155,8 +155,8 @@ class Upsample(nn.Module):
         self.size = size
         self.smooth = _conv(inputs, outputs)
 
-    def forward(self, pictures: Tensor) -> Tensor:
-        smoothed: Tensor = self.smooth(F.interpolate(pictures, size=self.size))
+    def forward(self, features: Tensor) -> Tensor:
+        smoothed: Tensor = self.smooth(F.interpolate(features, size=self.size))
         return smoothed
 
 

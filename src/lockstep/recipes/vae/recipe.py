@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 from lockstep.errors import UserError
 from lockstep.metrics.aggregator import MetricValue
 from lockstep.recipes.images.image_source import load_images
-from lockstep.recipes.images.image_splits import ImageSplits
+from lockstep.recipes.images.image_splits import ImageSplits, format_shape
 from lockstep.recipes.vae import VaeConfig, vae_pictures
 from lockstep.recipes.vae.autoencoder import Autoencoder, ImageShape
 from lockstep.recipes.vae.vae_metrics import ActiveUnits, Comparison, compare_images
@@ -28,7 +28,7 @@ from lockstep.world.keyed_random import stream
 
 
 class BetaWarmup(Callback):
-    """Raises the weight of the KL term linearly, so that the codes carry information before they are compressed.
+    """Raises the weight of the KL term linearly, so that the codes carry information before the term penalizes it.
 
     It depends on the step alone, so there is nothing to save.
     """
@@ -73,17 +73,14 @@ class Vae:
         size = config.model
         shape = ImageShape(*(size.image or self._images.shape))
         if not all(_MIN_SIDE <= side <= _MAX_SIDE for side in shape[1:]):
-            raise UserError(
-                f"images of {_shown(shape)}: the vae recipe takes sides of {_MIN_SIDE} to {_MAX_SIDE} pixels"
-            )
+            raise UserError(f"images of {format_shape(shape)}: expected sides of {_MIN_SIDE} to {_MAX_SIDE} pixels")
         return Autoencoder(shape, size.latent, size.width, size.likelihood, size.beta)
 
     def data(self, config: VaeConfig) -> Splits:
         images = self._images
         if config.model.image not in (None, images.shape):
-            raise UserError(
-                f"model.image={_shown(config.model.image)}, but the images are {_shown(images.shape)}: omit it"
-            )
+            given, found = format_shape(config.model.image), format_shape(images.shape)
+            raise UserError(f"model.image={given}, but the images are {found}: omit it")
         return Splits(TensorDataset(images.train.pixels), TensorDataset(images.test.pixels))
 
     def callbacks(self, config: VaeConfig) -> Sequence[Callback]:  # noqa: ARG002
@@ -127,10 +124,6 @@ class Vae:
 
 
 recipe = Vae
-
-
-def _shown(shape: tuple[int, ...]) -> str:
-    return " × ".join(map(str, shape))
 
 
 def _table(comparison: Comparison) -> str:

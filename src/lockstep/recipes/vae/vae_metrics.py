@@ -1,9 +1,9 @@
 """Metrics of a VAE: active units of the code, and precision and coverage of generated images.
 
 Around every real image lies a ball that reaches its third nearest real neighbour. *Precision* is the share of generated
-images that lie in such a ball: how many could be real. *Coverage* is the share of balls with a generated image in them:
-how much of the real data is generated (Kynkäänniemi et al., 2019; Naeem et al., 2020). Pixel distances forgive blur:
-read both together, beside the pictures.
+images that lie in such a ball: how many look real. *Coverage* is the share of balls with a generated image in them: how
+much of the real data is generated (Kynkäänniemi et al., 2019; Naeem et al., 2020). Pixel distances tolerate blur: read
+both together, and look at the pictures.
 """
 
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ from lockstep.metrics.accumulators import RowAccumulator
 from lockstep.metrics.averages import column_sums
 from lockstep.recipes.vae.autoencoder import as_floats
 
-_MIN_VARIANCE = 0.01  # of a number's mean over all images; uninformative numbers have almost none
+_MIN_VARIANCE = 0.01  # of a latent's mean over all images; an uninformative latent has almost none
 
 
 @dataclass(frozen=True, eq=False)
 class ActiveUnits:
-    """A metric: how many numbers of the code differ from image to image, over all images of all chunks."""
+    """A metric: how many latents vary from image to image, over all images of all chunks."""
 
     means: Tensor  # (images, latent)
 
@@ -56,11 +56,11 @@ class Comparison(NamedTuple):
 
     drawn: Likeness
     real: Likeness  # of test images
-    noise: Likeness  # of images whose every pixel is that of a random training image
+    noise: Likeness  # of images in which each pixel is taken from a random training image
 
 
 def compare_images(drawn: Tensor, train: Tensor, test: Tensor, generator: Generator) -> Comparison:
-    """Compare generated, real and noise images (N, C, H, W) with training images, equally many of each."""
+    """Compare generated, real and noise images (N, C, H, W) with training images, the same number of each."""
     count = min(len(drawn), len(test), len(train), _MAX_IMAGES)
     known = as_floats(train[:_MAX_IMAGES]).flatten(1)
     candidates = (drawn[:count].flatten(1), as_floats(test[:count]).flatten(1), _shuffled(known, generator)[:count])

@@ -8,12 +8,12 @@ from lockstep.recipes.images.image_grid import mosaic
 from lockstep.recipes.vae.autoencoder import Autoencoder, as_floats
 
 _COLUMNS = 10
-_PAIRS = 3  # rows of originals, each above a row of reconstructions
-_WALKS = 6
+_PAIRS = 3  # pairs of rows: originals, and their reconstructions below
+_WALKS = 6  # rows
 
 
 def reconstructions(model: Autoencoder, images: Tensor) -> Tensor:
-    """Return rows of images, each above its reconstruction."""
+    """Return rows of images, each image above its reconstruction."""
     originals = as_floats(_first(images, _PAIRS * _COLUMNS))
     decoded = model.decode(model.encode(originals).mean)
     rows = (_PAIRS, _COLUMNS, *model.shape)
@@ -26,7 +26,7 @@ def samples(model: Autoencoder, generator: Generator) -> Tensor:
 
 
 def walks(model: Autoencoder, images: Tensor) -> Tensor:
-    """Return rows that lead from one image to another, in equal steps between their codes."""
+    """Return rows that interpolate between two images, in equal steps between their codes."""
     codes = model.encode(_first(images, 2 * _WALKS)).mean
     begin, end = codes[:_WALKS, None], codes[_WALKS:, None]
     shares = torch.linspace(0, 1, _COLUMNS, device=begin.device)[:, None]

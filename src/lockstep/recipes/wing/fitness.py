@@ -1,7 +1,7 @@
 """The fitness of a wing: performance, less penalties for breaking rules and structural limits.
 
     performance = (downforce − drag_weight × drag) / 1000 N
-    fitness = performance × its weight − violations of rules × theirs − violations of structure × theirs
+    fitness = performance × its weight − rule violations × their weight − structural violations × their weight
 
 Violations grow smoothly from zero, so a wing just over a limit is only a little worse. With `pareto`, downforce, drag
 and deflection are separate objectives, each made worse by the same violations.
@@ -19,13 +19,13 @@ from lockstep.recipes.wing.geometry import WingShape, shape
 from lockstep.recipes.wing.wing_limits import Strain, is_kept, smooth, strain, violations
 from lockstep.search.problem import Objective
 
-_MIN_CLEARANCE_M = 1e-3  # between the elements: closer, the panel method is invalid
+_MIN_CLEARANCE_M = 1e-3  # between the elements; the panel method is invalid below it
 _MAX_DEFLECTION_M = 0.010
 _MAX_STRESS = 0.5  # of the strength: a safety factor of two
 _MAX_MASS_KG = 7.0
 _TOLERANCE = 0.02  # of these limits
 _FORCE_N = 1000.0  # the unit of performance
-_DEFLECTION_PENALTY_M = 0.010  # added to the deflection per unit of violation, where that is an objective
+_DEFLECTION_PENALTY_M = 0.010  # added per unit of violation, where deflection is an objective
 
 SINGLE = (Objective("fitness", "max"),)
 PARETO = (Objective("downforce", "max", "N"), Objective("drag", "min", "N"), Objective("deflection", "min", "m"))
@@ -37,7 +37,7 @@ class FitnessWeights(NamedTuple):
     performance: float = 1.0
     rules: float = 1.0
     structure: float = 1.0
-    drag: float = 3.0  # newtons of downforce that one newton of drag must bring
+    drag: float = 3.0  # one newton of drag costs as much as this many newtons of downforce
 
 
 class Assessment(NamedTuple):
@@ -58,11 +58,11 @@ class Assessment(NamedTuple):
 
 
 class Assessor:
-    """Assesses tables of designs; rows do not affect each other."""
+    """Assesses many designs at a time, a row each; rows do not affect each other."""
 
     def __init__(self, num_panels: int = 40, air: Air | None = None, weights: FitnessWeights | None = None) -> None:
         self.genome = wing_genome()
-        self.num_panels = num_panels  # of each element
+        self.num_panels = num_panels  # per element
         self.air = air or Air()
         self.weights = weights or FitnessWeights()
         self._converter = Converter(self.genome, QUANTITIES)
@@ -72,7 +72,7 @@ class Assessor:
         return self.assess(designs).fitness.unsqueeze(1)
 
     def trade(self, designs: Tensor) -> Tensor:
-        """Return downforce, drag and deflection, (designs, 3), each made worse by violations."""
+        """Return the three objectives, (designs, 3): downforce, drag and deflection, each made worse by violations."""
         found = self.assess(designs)
         penalty = self._penalty(found.rules, found.structure)
         downforce = found.loads.downforce - _FORCE_N * penalty

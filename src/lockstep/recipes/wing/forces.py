@@ -2,24 +2,23 @@
 
 **Span.** Lifting-line theory with one station: the trailing vortices send a uniform wash through the wing, against its
 force, of 2Γ / (π b) for a circulation Γ and a span b. Endplates act as a larger span, by Hoerner's rule (1 + 1.9 ×
-height / span); the vortices' images in the ground cancel part of the wash, by McCormick's factor. The section sees the
-wash as a stream at an angle, which the panels solve too. Left out: how the load falls off towards the tips, vortices
-below the endplates, the wheels and the car.
+height / span); the vortices' images in the ground cancel part of the wash, by McCormick's factor. To the section, the
+wash is a stream at an angle, which the panels solve too. Not modelled: how the load falls off towards the tips,
+vortices below the endplates, the wheels and the car.
 
 **Boundary layer.** Turbulent from the start, as on a wing behind other cars: Buri's closed form of the momentum
 equation, θ (Uθ/ν)^¼ = 0.016 U⁻⁴ ∫U⁴ ds from the stagnation point. It separates where (θ/U) dU/ds (Uθ/ν)^¼ falls below
-−0.06. A sharp suction peak at a nose ends in a stall that this cannot see; for that there is Valarezo and Chin's rule
-that no element recovers more than a certain pressure (their limit grows with the Reynolds number; ours is its lower
-end). Squire and Young's formula turns the momentum loss at the trailing edge into drag. Left out: laminar flow, the
-main element's wake on the flap, the layer on the ground, and the layer's effect on the pressure other than by
-separation.
+−0.06. This does not predict the stall behind a sharp suction peak at a nose; Valarezo and Chin's rule does: no element
+recovers more than a certain pressure (their limit grows with the Reynolds number; ours is its lower end). Squire and
+Young's formula turns the momentum loss at the trailing edge into drag. Not modelled: laminar flow, the main element's
+wake on the flap, the layer on the ground, and the layer's effect on the pressure other than by separation.
 
-**Separation.** Where the flow has separated, Kirchhoff's factor ((1 + √f) / 2)² is left of an element's force, f being
-the attached share of its surface; of the suction at its nose √f is left, and the rest is drag. The flap sustains the
-main element's circulation, so the main element loses by the flap's separation as well as its own.
+**Separation.** With an attached share f of its surface, an element keeps Kirchhoff's factor ((1 + √f) / 2)² of its
+force, and √f of the suction at its nose; the rest of the suction becomes drag. The flap sustains the main element's
+circulation, so separation on the flap costs the main element force too.
 
-The forces are those of a clean model in still air, and larger than a real wing's: friction without separation takes
-nothing from them here, though it would take about a tenth.
+The forces are those of a clean model in still air, and larger than a real wing's: without separation, friction does not
+reduce the downforce here, though in reality it would by about a tenth.
 """
 
 import math
@@ -56,10 +55,10 @@ def with_wash(points: Tensor, flow: Flow, span: Tensor, plate_height: Tensor, pl
 
 _GROWTH = 0.016  # Buri
 _SEPARATION = 0.06  # Buri
-_RECOVERY = 8.0  # most that the pressure coefficient can recover before the trailing edge
+_MAX_RECOVERY = 8.0  # of the pressure coefficient, before the trailing edge
 _SOFTNESS = 0.15  # width of the transition from attached to separated, as a share of the limit
 _MIN_SPEED = 1e-3  # of the free stream: at the stagnation point the layer is too thin to matter
-_TAIL = 0.03  # of the chord, near the trailing edge, where only a flow without friction stops
+_TAIL = 0.03  # of the chord, before the trailing edge: the stagnation there exists only without friction
 _WAKE = 3.2  # Squire and Young's exponent, (H + 5) / 2 for H = 1.4
 
 
@@ -70,8 +69,8 @@ class BoundaryLayer(NamedTuple):
     attached: Tensor  # share of the surface before separation, on the worse side
 
 
-def layer(points: Tensor, speeds: Tensor, kinematic_viscosity: float, stream_speed: float) -> BoundaryLayer:
-    """Compute the layer for `points` in metres and `speeds` as shares of `stream_speed`, in m/s."""
+def boundary_layer(points: Tensor, speeds: Tensor, kinematic_viscosity: float, stream_speed: float) -> BoundaryLayer:
+    """Compute the boundary layer for `points` in metres and `speeds` as shares of `stream_speed`, in m/s."""
     lengths = points.diff(dim=2).norm(dim=-1)
     start, end = speeds[..., :-1], speeds[..., 1:]
     # The speed is linear between corners, so the integral of its fourth power is exact, even where the sign changes.
@@ -90,7 +89,7 @@ def layer(points: Tensor, speeds: Tensor, kinematic_viscosity: float, stream_spe
     load = -_GROWTH * (run[..., :-1] + run[..., 1:]) / 2 * slope / middle**5
     tail = _tail(speeds.shape[-1])
     to_recover = middle.square() - (speed[..., tail] * speed[..., -1 - tail]).unsqueeze(-1)
-    worst = torch.maximum(load / _SEPARATION, to_recover / _RECOVERY)
+    worst = torch.maximum(load / _SEPARATION, to_recover / _MAX_RECOVERY)
     over = torch.sigmoid((worst - 1) / _SOFTNESS)
 
     is_inside = (panel >= tail) & (panel < len(panel) - tail)
@@ -115,12 +114,12 @@ def _attached(over: Tensor, lengths: Tensor, is_side: Tensor) -> Tensor:
 
 
 def _tail(num_points: int) -> int:
-    """How many corners lie in the neighbourhood of the trailing edge."""
+    """The number of corners within `_TAIL` of the trailing edge."""
     turn = torch.acos(torch.tensor(1 - 2 * _TAIL, dtype=torch.float64)) * (num_points - 1) / (2 * torch.pi)
     return max(1, int(turn.ceil()))
 
 
-_MAX_ANGLE = 0.5  # rad: the largest angle by which lost nose suction is assumed to turn
+_MAX_ANGLE = 0.5  # rad: the largest angle by which lost nose suction is turned into drag
 
 
 class Air(NamedTuple):
@@ -139,14 +138,14 @@ class Loads(NamedTuple):
     """Forces on each design in newtons; `attached` and `downforce_by_element` have a column per element."""
 
     downforce: Tensor
-    drag: Tensor
-    induced: Tensor
-    profile: Tensor
-    separated: Tensor
-    plates: Tensor
+    drag: Tensor  # the sum of the next four
+    induced: Tensor  # by the wash
+    profile: Tensor  # by the boundary layer
+    separated: Tensor  # by lost nose suction
+    plates: Tensor  # by friction on the endplates
     downforce_by_element: Tensor
     attached: Tensor
-    speeds: Tensor  # (designs, elements, points), shares of the free stream's
+    speeds: Tensor  # (designs, elements, points), relative to the free stream
     wash: Tensor
 
 
@@ -154,7 +153,7 @@ def loads(points: Tensor, chords: Tensor, span: Tensor, plate_height: Tensor, pl
     """Compute all forces on wings, given their outlines and dimensions in metres."""
     speeds, wash = with_wash(points, solve(points), span, plate_height, plate_length)
     ideal = forces(points, speeds, wash).downforce
-    momentum_loss, attached = layer(points, speeds, air.kinematic_viscosity, air.speed)
+    momentum_loss, attached = boundary_layer(points, speeds, air.kinematic_viscosity, air.speed)
     root = attached.sqrt()
     factor = ((1 + root) / 2).square()
     factor = torch.stack([factor[:, 0] * factor[:, 1], factor[:, 1]], dim=1)
@@ -162,7 +161,7 @@ def loads(points: Tensor, chords: Tensor, span: Tensor, plate_height: Tensor, pl
     newtons = air.dynamic_pressure * span
     angle = (ideal / (2 * math.pi * chords)).abs().clamp(max=_MAX_ANGLE)
     downforce = newtons * real.sum(1)
-    induced = downforce * wash * (real.abs().sum(1) / ideal.abs().sum(1))  # less force causes less wash
+    induced = downforce * wash * (real.abs().sum(1) / ideal.abs().sum(1))  # a smaller force causes less wash
     profile = newtons * 2 * momentum_loss.sum(1)
     separated = newtons * (real.abs() * angle * (1 - root)).sum(1)
     plates = air.dynamic_pressure * 4 * plate_height * plate_length * _plate_friction(plate_length, air)

@@ -1,8 +1,9 @@
 """The wing's genes, their bounds, and the conversion of their units to SI.
 
-Bounds are what a designer would try, some of them beyond what the rules allow. The numbers are ours, in the style of
-Formula 1's rules and wings. Units are converted here and nowhere else: a gene with an unknown unit, a unit of the wrong
-dimension, or bounds that make no sense in metres or radians (a span of 1.8 mm) is an error when the table is made.
+The bounds span what a designer would try, some of it beyond what the rules allow. The numbers are our own, in the style
+of Formula 1's rules and wings. Units are converted here and nowhere else: a gene with an unknown unit, a unit of the
+wrong dimension, or bounds that make no sense in metres or radians (a span of 1.8 mm) is an error when the table is
+made.
 """
 
 import math
@@ -49,7 +50,7 @@ class Converter:
         missing = [name for name in quantities if name not in genome.names]
         unknown = [name for name in genome.names if name not in quantities]
         if missing or unknown:
-            raise UserError(f"the wing's genes: missing {missing}, unknown {unknown}; expected {list(quantities)}")
+            raise UserError(f"the wing's genes: expected {list(quantities)}; missing {missing}, unknown {unknown}")
         self.names = genome.names
         self.factors = torch.tensor(
             [_factor(gene.name, gene.unit, gene.low, gene.high, quantities[gene.name]) for gene in genome.genes],
@@ -57,7 +58,7 @@ class Converter:
         )
 
     def to_si(self, designs: Tensor) -> dict[str, Tensor]:
-        """Return the SI values of each gene."""
+        """Return a column of SI values for each gene, by name."""
         return dict(zip(self.names, (designs * self.factors).unbind(1), strict=True))
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 THICKEST_AT = (0.3, 0.4, 0.5)
-"""Where along the chord the thickness can be greatest: those for which the report gives trailing-edge slopes."""
+"""Where along the chord a section can be thickest: the positions for which the report gives trailing-edge slopes."""
 
 _NOSE = 1.4845  # of √x: the nose radius of the original four-digit sections
 _TAIL_SLOPES = {0.3: 1.170, 0.4: 1.575, 0.5: 2.325}  # per unit of thickness
@@ -53,9 +53,9 @@ def suction_height(section: AirfoilSection, x: Tensor) -> Tensor:
 
 def mean_line(section: AirfoilSection, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the height and the slope of the mean line."""
-    most, at = section.camber.unsqueeze(1), section.camber_at.unsqueeze(1)
+    camber, at = section.camber.unsqueeze(1), section.camber_at.unsqueeze(1)
     is_fore = x < at
-    scale = most / torch.where(is_fore, at, 1 - at) ** 2
+    scale = camber / torch.where(is_fore, at, 1 - at) ** 2
     start = torch.where(is_fore, 0.0, 1 - 2 * at)
     return scale * (start + 2 * at * x - x * x), 2 * scale * (at - x)
 
@@ -72,7 +72,7 @@ def half_thickness(section: AirfoilSection, x: Tensor) -> Tensor:
 
 
 def _coefficients(at: float) -> tuple[list[float], list[float]]:
-    """Of the polynomials before and behind the thickest point, where both are ½ with slope 0 and equal curvature."""
+    """The polynomials before and behind the thickest point, where both are ½ with slope 0 and equal curvature."""
     tail, length = _TAIL_SLOPES[at], 1 - at
     second, third = (1.5 - 2 * tail * length) / length**2, (tail * length - 1) / length**3
     curvature = 2 * second + 6 * third * length
@@ -91,16 +91,16 @@ ELEMENTS = ("main", "flap")
 
 
 class WingShape(NamedTuple):
-    """The outlines of each design, (designs, 2 elements, points, 2 coordinates), and what the rules ask about them."""
+    """The outlines of each design, (designs, 2 elements, points, 2 coordinates), and what follows from them."""
 
     points: Tensor
     chords: Tensor  # (designs, 2)
-    clearance: Tensor  # the smallest distance between the elements
-    is_possible: Tensor  # the elements do not intersect
+    clearance: Tensor  # (designs,): the smallest distance between the elements
+    is_possible: Tensor  # (designs,): the elements do not intersect
 
 
 def shape(values: Mapping[str, Tensor], num_panels: int) -> WingShape:
-    """Build the wings described by SI values, by gene."""
+    """Build the wings described by columns of SI values, by gene."""
     chords = torch.stack([values[f"{name}_chord"] for name in ELEMENTS], dim=1)
     sections = [_section(values, name) for name in ELEMENTS]
     main = _rotated(outline(sections[0], num_panels) * chords[:, :1, None], values["main_angle"])
@@ -144,7 +144,7 @@ def _gap(main: Tensor, flap: Tensor) -> _Gap:
 
 
 def _seen_from(outline: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
-    """The distance of each point from each side's line, times the side's length; and the least squared distance."""
+    """The distance of each point from each side's line, times the side's length; and the smallest squared distance."""
     side_x, side_y = outline.diff(dim=1).unsqueeze(2).unbind(-1)
     start_x, start_y = outline[:, :-1].unsqueeze(2).unbind(-1)
     x, y = points.unsqueeze(1).unbind(-1)

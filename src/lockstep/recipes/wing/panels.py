@@ -5,7 +5,7 @@ outline; the speed at a corner is then the vortex strength itself. Every vortex 
 the ground, so that the stream function is zero along it. At a sharp trailing edge two corners coincide: there the Kutta
 condition (equal speeds on both sides) and an extrapolation of the mean speed replace the two equal equations.
 
-The flow is plane, steady, inviscid and incompressible. Speeds are shares of the free stream's, lengths are in metres.
+The flow is plane, steady, inviscid and incompressible. Speeds are relative to the free stream, lengths are in metres.
 Designs are solved many at a time; one without a solution becomes NaN and does not affect the others.
 """
 
@@ -21,7 +21,7 @@ _TINY = 1e-300  # so that the logarithm of a corner's distance to itself, times 
 
 
 class Flow(NamedTuple):
-    """Speeds along the outlines, clockwise positive, in a stream along the ground and in one straight upwards.
+    """Speeds along the outlines, clockwise positive, in a stream along the ground and in one vertically upwards.
 
     Each is (designs, elements, points). Any stream is a combination of these two.
     """
@@ -34,7 +34,7 @@ class Forces(NamedTuple):
     """Forces on each element, (designs, elements), per dynamic pressure and metre of span."""
 
     downforce: Tensor
-    drag: Tensor  # of pressure: zero in a plane inviscid flow, but for discretization errors
+    drag: Tensor  # of pressure: zero in a plane inviscid flow, except for discretization errors
     moment: Tensor  # about the origin; positive is nose down
 
 
@@ -56,14 +56,14 @@ def _solve(points: Tensor, ground: bool) -> Flow:
         first, last = element * num_points, (element + 1) * num_points - 1
         matrix[:, first:last, size + element] = -1.0  # the element's own constant
         matrix[:, last] = wanted[:, last] = 0.0
-        # The mean speed at the trailing edge, from the two corners before it; those are 1 and 4 units away.
+        # The mean speed at the trailing edge is extrapolated from the two corners before it, 1 and 4 units away.
         for corner, weight in ((0, 1.0), (1, -4 / 3), (2, 1 / 3)):
             matrix[:, last, first + corner] = weight
             matrix[:, last, last - corner] = -weight
         matrix[:, size + element, first] = matrix[:, size + element, last] = 1.0  # Kutta
     solution, failed = torch.linalg.solve_ex(matrix, wanted)
     speeds = solution[:, :size]
-    # Rounding can hide that there is no solution: then the speeds are absurd.
+    # Rounding can hide that a matrix is singular; then the speeds are absurd.
     is_solved = (failed == 0) & (speeds.abs().amax((1, 2)) < _MAX_SPEED)
     speeds = torch.where(is_solved[:, None, None], speeds, math.nan)
     level, upward = speeds.reshape(num_designs, num_elements, num_points, 2).unbind(-1)

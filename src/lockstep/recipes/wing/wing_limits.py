@@ -1,9 +1,9 @@
-"""The limits of a wing: rules of its dimensions, and stiffness, strength and mass of its structure.
+"""The limits of a wing: rules on its dimensions, and stiffness, strength and mass of its structure.
 
-A violation grows smoothly with how far a design exceeds a limit. The rules are ours, in the style of Formula 1's of the
-2020s. For the structure, each half of the wing is a beam held at the nose's pylon, under a uniform load; the elements
-are hollow shells of carbon fibre that bend together, each about its own centre line. Left out: torsion, buckling, the
-joints, and the load on the endplates.
+A violation grows smoothly with how far a design exceeds a limit. The rules are our own, in the style of Formula 1's in
+the 2020s. For the structure, each half of the wing is a beam held at the nose's pylon, under a uniform load; the
+elements are hollow shells of carbon fibre that bend together, each about its own centre line. Not modelled: torsion,
+buckling, the joints, and the load on the endplates.
 """
 
 from collections.abc import Mapping

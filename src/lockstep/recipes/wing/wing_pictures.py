@@ -44,7 +44,7 @@ def draw_wing(points: Tensor, pressures: Tensor, title: str, path: Path) -> None
 
 
 def draw_history(generations: Tensor, fitness: Tensor, path: Path) -> None:
-    """Draw best and median fitness by generation; NaN marks failed designs, of which there may be any but all."""
+    """Draw best and median fitness by generation; NaN marks failed designs. At least one must not have failed."""
     numbers = sorted(set(generations.tolist()))
     of_each = [fitness[(generations == number) & fitness.isfinite()] for number in numbers]
     found = [(number, values) for number, values in zip(numbers, of_each, strict=True) if len(values)]
@@ -61,14 +61,14 @@ def draw_history(generations: Tensor, fitness: Tensor, path: Path) -> None:
 
 
 def draw_front(downforce: Tensor, drag: Tensor, is_legal: Tensor, path: Path) -> None:
-    """Draw downforce against drag in newtons, with the front of legal designs."""
+    """Draw downforce against drag in newtons, with the Pareto front of the legal designs."""
     rows = front_rows(downforce, drag, is_legal)
     legal, other, front = (torch.stack([drag[which], downforce[which]]) for which in (is_legal, ~is_legal, rows))
     with _figure(path, 1, (8.0, 5.5)) as (axes,):
         axes.scatter(*other.tolist(), s=5, color=_FAINT, alpha=0.5, linewidths=0, label="breaks rules or limits")
         axes.scatter(*legal.tolist(), s=7, color=_MAIN, alpha=0.5, linewidths=0, label="within rules and limits")
         axes.step(*front.tolist(), where="post", color=_FLAP, linewidth=1.2, zorder=3)
-        axes.scatter(*front.tolist(), s=16, color=_FLAP, zorder=3, label="front: no other has more for less")
+        axes.scatter(*front.tolist(), s=16, color=_FLAP, zorder=3, label="Pareto front")
         axes.set_xlim(0, 1.05 * drag.quantile(0.99).item())  # a few stalled designs lie far outside
         axes.set_xlabel("drag [N]")
         axes.set_ylabel("downforce [N]")
@@ -90,7 +90,7 @@ def front_rows(downforce: Tensor, drag: Tensor, is_legal: Tensor) -> Tensor:
 
 @contextmanager
 def _figure(path: Path, rows: int, size: tuple[float, float], **options: Any) -> Iterator[tuple[Any, ...]]:
-    """Yield axes, one below the other, and write the file at the end."""
+    """Yield axes, one below the other, and write the figure to the file at the end."""
     require_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

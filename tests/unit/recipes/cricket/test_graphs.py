@@ -23,7 +23,7 @@ MEMORY = 5
 def network(dropout: float = 0.0, identity_dropout: float = 0.0) -> CricketNet:
     """Not as it begins, when it is the table: every weight does something."""
     torch.manual_seed(0)
-    log_table = torch.from_numpy(LEAGUE.table.chances).log().float()
+    log_table = torch.from_numpy(LEAGUE.table.probabilities).log().float()
     net = CricketNet(log_table, Sizes(LEAGUE.num_players, MEMORY, 16, 4, 2, 2), dropout, identity_dropout)
     with torch.no_grad():
         for parameter in net.parameters():
@@ -103,7 +103,7 @@ def test_it_begins_as_the_table_model() -> None:
     recipe = Cricket(config("data.matches=8"))
     net = recipe.model(recipe._config)
     batch = collate_graphs([innings_graph(record, 8) for record in recipe.league.test])
-    table = torch.from_numpy(recipe.league.table.chances).log().float()
+    table = torch.from_numpy(recipe.league.table.probabilities).log().float()
     torch.testing.assert_close(net.eval()(batch), table[batch["ball"].cell])
     parts = recipe.metrics(net, batch)
     torch.testing.assert_close(parts["log_loss"][0], parts["log_loss_table"][0])  # type: ignore[index]
@@ -178,5 +178,5 @@ def test_every_innings_is_one_graph() -> None:
 
 
 def test_heads_that_do_not_share_the_width_are_told() -> None:
-    with pytest.raises(ConfigError, match=r"model.heads: 5 heads cannot share width=64 evenly"):
+    with pytest.raises(ConfigError, match=r"model.heads: expected a divisor of width=64, got 5"):
         load_recipe("cricket", ["model.heads=5"])

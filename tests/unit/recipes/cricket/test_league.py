@@ -128,7 +128,7 @@ def test_nothing_of_a_test_match_reaches_training(rule: str) -> None:
     changed = [with_other_outcomes(match) if match.name in test_names else match for match in MATCHES]
     other = make_league(changed, rule, 0.25, "test")  # type: ignore[arg-type]
     assert are_equal(league.train, other.train)
-    assert np.array_equal(league.table.chances, other.table.chances)
+    assert np.array_equal(league.table.probabilities, other.table.probabilities)
     assert not are_equal(league.test, other.test)
 
 
@@ -195,18 +195,18 @@ def test_strangers_are_nobody_in_particular() -> None:
 def test_the_table_is_smoothed_counts_and_better_than_the_base_rate_where_cells_differ() -> None:
     generator = np.random.default_rng(0)
     cells = np.repeat([0, 1], 4000)
-    chances = np.array([[0.5, 0.3, 0.1, 0.02, 0.05, 0.02, 0.01], [0.2, 0.3, 0.1, 0.05, 0.15, 0.1, 0.1]])
-    outcomes = np.array([generator.choice(NUM_OUTCOMES, p=chances[cell]) for cell in cells])
+    probabilities = np.array([[0.5, 0.3, 0.1, 0.02, 0.05, 0.02, 0.01], [0.2, 0.3, 0.1, 0.05, 0.15, 0.1, 0.1]])
+    outcomes = np.array([generator.choice(NUM_OUTCOMES, p=probabilities[cell]) for cell in cells])
     balls = Balls(cells, outcomes)
     table = fit_table(balls, balls, balls)
-    assert table.chances.shape == (NUM_CELLS, NUM_OUTCOMES)
-    np.testing.assert_allclose(table.chances.sum(1), 1)
-    np.testing.assert_allclose(table.chances[7], table.base)  # a cell that was never seen
+    assert table.probabilities.shape == (NUM_CELLS, NUM_OUTCOMES)
+    np.testing.assert_allclose(table.probabilities.sum(1), 1)
+    np.testing.assert_allclose(table.probabilities[7], table.base)  # a cell that was never seen
     counts = np.bincount(outcomes[cells == 1], minlength=NUM_OUTCOMES)
     expected = (counts + table.smoothing * table.base) / (4000 + table.smoothing)
-    np.testing.assert_allclose(table.chances[1], expected)
+    np.testing.assert_allclose(table.probabilities[1], expected)
     base = np.tile(base_rate(balls), (NUM_CELLS, 1))
-    assert log_loss(table.chances, balls) < log_loss(base, balls) - 0.05
+    assert log_loss(table.probabilities, balls) < log_loss(base, balls) - 0.05
 
 
 def test_smoothing_is_what_serves_the_table_best() -> None:
@@ -220,14 +220,14 @@ def test_smoothing_is_what_serves_the_table_best() -> None:
 
 
 def test_calibration_is_exact_for_what_is_known() -> None:
-    chances = torch.full((10, NUM_OUTCOMES), 0.1)
-    chances[:, 0] = 0.4
+    probabilities = torch.full((10, NUM_OUTCOMES), 0.1)
+    probabilities[:, 0] = 0.4
     outcomes = torch.tensor([0] * 4 + [1, 2, 3, 4, 5, 6])
-    perfect = CalibrationError(chances, outcomes)
+    perfect = CalibrationError(probabilities, outcomes)
     assert perfect.result(perfect.value(torch.device("cpu"))) == pytest.approx(0, abs=1e-7)
-    wrong = CalibrationError(chances, torch.zeros(10, dtype=torch.int64))
+    wrong = CalibrationError(probabilities, torch.zeros(10, dtype=torch.int64))
     assert wrong.result(wrong.value(torch.device("cpu"))) == pytest.approx((0.6 + 6 * 0.1) / NUM_OUTCOMES)
-    cells = Reliability(chances, outcomes).value(torch.device("cpu"))
+    cells = Reliability(probabilities, outcomes).value(torch.device("cpu"))
     assert cells.shape == (NUM_OUTCOMES, NUM_BINS, 3)
     assert cells[:, :, 0].sum(1).tolist() == [10] * NUM_OUTCOMES
     drawn = draw_calibration([("network", cells.tolist()), ("table", cells.tolist())])

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lockstep.recipes.images.image_grid import mosaic, show_guesses
+from lockstep.recipes.images.image_grid import draw_guesses, mosaic
 from lockstep.recipes.images.image_splits import Images
 
 
@@ -46,7 +46,7 @@ class Fixed(nn.Module):
 def test_right_ones_are_framed_in_green_and_wrong_ones_in_red() -> None:
     pixels = torch.tensor([0, 1, 2]).to(torch.uint8).view(3, 1, 1, 1).repeat(1, 1, 32, 32)
     model = Fixed()
-    shown = show_guesses(
+    shown = draw_guesses(
         model, Images(pixels, torch.tensor([0, 2, 2])), ("cat", "dog", "frog"), torch.device("cpu"), columns=2
     )
     assert shown.text == "cat, dog (is frog)\nfrog"
@@ -62,6 +62,6 @@ def test_right_ones_are_framed_in_green_and_wrong_ones_in_red() -> None:
 def test_images_with_three_channels_keep_their_colours() -> None:
     pixels = torch.zeros(1, 3, 8, 8, dtype=torch.uint8)
     pixels[:, 2] = 255
-    shown = show_guesses(Fixed(), Images(pixels, torch.tensor([0])), "abc", torch.device("cpu")).picture
+    shown = draw_guesses(Fixed(), Images(pixels, torch.tensor([0])), "abc", torch.device("cpu")).picture
     side = shown.shape[1]
     assert shown[:, side // 2, side // 2].tolist() == [0, 0, 1]

@@ -61,7 +61,7 @@ def test_sizes_that_do_not_fit_are_told() -> None:
     with pytest.raises(UserError, match=r"model.image=3 × 32 × 32, but the images are 1 × 8 × 8: omit it"):
         recipe.data(config)
     recipe, config = made("model.image=[1, 7, 65]")
-    with pytest.raises(UserError, match=r"images of 1 × 7 × 65: the vae recipe takes sides of 8 to 64 pixels"):
+    with pytest.raises(UserError, match=r"images of 1 × 7 × 65: expected sides of 8 to 64 pixels"):
         recipe.model(config)
     with pytest.raises(ConfigError, match=r"model.likelihood: expected .*bernoulli"):
         made("model.likelihood=poisson")

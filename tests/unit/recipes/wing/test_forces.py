@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lockstep.recipes.wing.fitness import Assessor
-from lockstep.recipes.wing.forces import Air, BoundaryLayer, Loads, layer, with_wash
+from lockstep.recipes.wing.forces import Air, BoundaryLayer, Loads, boundary_layer, with_wash
 from lockstep.recipes.wing.panels import circulation, forces, solve
 from tests.unit.recipes.wing.wings import column, design, section, upright
 
@@ -53,7 +53,7 @@ def test_a_flat_plate_has_a_flat_plates_friction() -> None:
     air = Air()
     even = torch.ones(1, 1, 121, dtype=torch.float64)
     even[..., :61] = -1.0
-    loss = layer(points, even, air.kinematic_viscosity, air.speed).momentum_loss.item()
+    loss = boundary_layer(points, even, air.kinematic_viscosity, air.speed).momentum_loss.item()
     reynolds = air.speed / air.kinematic_viscosity
     assert 2 * loss == pytest.approx(2 * 0.074 * reynolds**-0.2, rel=0.05)
 
@@ -65,7 +65,7 @@ def test_a_layer_comes_off_where_buris_number_says(fall: float) -> None:
     side = torch.where(torch.arange(201) < 100, -1.0, 1.0)
     speeds = (side * (1 - fall * points[0, 0, :, 0])).reshape(1, 1, -1)
     share = min(1.0, 0.449 / fall / 0.97)  # the last 3% do not count
-    assert layer(points, speeds, 1.46e-5, 60.0).attached.item() == pytest.approx(share, abs=0.02)
+    assert boundary_layer(points, speeds, 1.46e-5, 60.0).attached.item() == pytest.approx(share, abs=0.02)
 
 
 def test_the_layer_starts_where_the_flow_parts_also_within_a_panel() -> None:
@@ -75,7 +75,7 @@ def test_the_layer_starts_where_the_flow_parts_also_within_a_panel() -> None:
 
     def found(at_corner: float) -> BoundaryLayer:
         speeds = torch.tensor([-1, -1, -1, at_corner, 1, 1, 1], dtype=torch.float64).reshape(1, 1, 7)
-        return layer(points, speeds, 1.0, 1.0)
+        return boundary_layer(points, speeds, 1.0, 1.0)
 
     one_side = (0.016 * 1.2) ** 0.8  # one side at speed 1, and a fifth of the one on which it grows
     assert found(0.0).momentum_loss.item() == pytest.approx(2 * one_side, rel=1e-9)

@@ -154,7 +154,7 @@ def test_a_run_that_fails_shows_its_own_error_and_nothing_is_left(tmp_path: Path
 def test_what_cannot_be_verified_is_refused_before_anything_runs(tmp_path: Path) -> None:
     (tmp_path / "a-file").touch()
     for options, complaint in (
-        (["batch.per_device=8"], "batch.per_device=8 means another batch"),
+        (["batch.per_device=8"], "batch.per_device=8: the batch would depend on"),
         (["--keep", str(tmp_path)], "expected a folder that is new or empty"),
         (["optim.lrr=1"], "optim.lrr: unknown key"),
         (["--steps", "1"], "greater than or equal to 2"),

@@ -145,7 +145,7 @@ def test_configs_and_options_that_cannot_work_are_refused(tmp_path: Path) -> Non
     _, environment = prepared(tmp_path)
     finished = call(["chaos", "planted.yaml", "batch.per_device=8"], tmp_path, environment)
     assert (finished.code, finished.out) == (2, "")
-    assert "batch.per_device=8 means another batch" in finished.err
+    assert "batch.per_device=8: the batch would depend on" in finished.err
     finished = call(["chaos", "planted.yaml", "--keep", "."], tmp_path, environment)
     assert (finished.code, finished.out) == (2, "")
     assert "expected a folder that is new or empty" in finished.err

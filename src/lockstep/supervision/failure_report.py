@@ -138,7 +138,8 @@ def explain_failure(exits: Sequence[RankExit], context: FailureContext) -> Failu
         return FailureVerdict(EXIT_STOPPED, [message], message, cause.rank, is_final=True)
     if _suspicion(cause)[0] >= _LOST_CONTACT and context.world_size > len(exits):
         ranks = ", ".join(str(each.rank) for each in sorted(exits, key=lambda each: each.rank))
-        message = f"{'rank' if len(exits) == 1 else 'ranks'} {ranks} of {context.world_size}: victims of a rank on another machine; see its output"
+        noun = "rank" if len(exits) == 1 else "ranks"
+        message = f"{noun} {ranks} of {context.world_size}: victims of a rank on another machine; see its output"
         return FailureVerdict(EXIT_FAILED, [message], message, is_from_outside=True)
     return _crash(cause, others, context)
 

@@ -119,7 +119,7 @@ def problems_of(out: str, check: str) -> Sequence[str]:
 def test_a_counter_that_no_checkpoint_holds_is_found(tmp_path: Path) -> None:
     out, kept = lose(tmp_path, COUNTER)
     problems = problems_of(out, "every step of every attempt had the same samples")
-    assert "its loss is not that of the undisturbed run" in problems[0]
+    assert "its loss differs from the undisturbed run" in problems[0]
     assert "expected {" in problems_of(out, "the digest of the undisturbed run")[0]
     assert (kept / "attacks.jsonl").exists()
 
@@ -128,7 +128,7 @@ def test_a_counter_that_no_checkpoint_holds_is_found(tmp_path: Path) -> None:
 def test_samples_that_are_not_keyed_are_found(tmp_path: Path) -> None:
     out, _ = lose(tmp_path, UNSEEDED_DATA)
     problems = problems_of(out, "every step of every attempt had the same samples")
-    assert problems[0] == "round 1: step 1: its data is not that of the undisturbed run"
+    assert problems[0] == "round 1: step 1: its data differs from the undisturbed run"
 
 
 def test_a_run_that_fails_by_itself_shows_its_own_error_and_nothing_is_left(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The checklist that `lockstep verify` prints: who prints, who writes, and whether metrics agree, with evidence."""
+"""The checklist of `lockstep verify`, with evidence: who prints, who writes, and whether metrics agree."""
 
 import json
 import re
@@ -15,10 +15,10 @@ from lockstep.supervision.io_recorder import OutputRecord
 _MOST_SHOWN = 3
 # Printed by torch itself, in every process, while it connects.
 _TORCH_OUTPUT = (b"[Gloo] ", b"NCCL version ")
-# What every rank of a run may write into the run folder, by a component of the path.
+# What each rank may write into the run folder, by a component of the path.
 _RANK_FILES = {
     re.compile("ranks"): "its own log",
-    re.compile("evaluations"): "the designs that it has evaluated",
+    re.compile("evaluations"): "the designs that it evaluated",
     re.compile(r"\.draft-.*"): "its part of a checkpoint, which rank 0 commits",  # by renaming it
 }
 _SYSTEM_FOLDERS = ("/proc", "/dev", "/sys")
@@ -30,7 +30,7 @@ class ChecklistItem(NamedTuple):
     what: str
     holds: bool | None  # None: not checked
     evidence: str
-    is_promise: bool = False  # lockstep promises it: if it does not hold, verify fails
+    is_promise: bool = False  # promised by lockstep: if it does not hold, verify fails
 
     def __str__(self) -> str:
         box = {True: "[x]", False: "[!]", None: "[ ]"}[self.holds]
@@ -51,14 +51,14 @@ def check_who_printed(records: Sequence[OutputRecord]) -> ChecklistItem:
 
 
 def check_who_wrote(records: Sequence[OutputRecord], trial: Path, here: Path) -> ChecklistItem:
-    """Check that only rank 0 writes files, by what each rank has opened for writing.
+    """Check that only rank 0 writes files, by what each rank opened for writing.
 
     Args:
-        records: Of all ranks.
+        records: The records of all ranks.
         trial: The folder of the verification.
         here: The working directory.
 
-    Temporary files, caches and files of the system do not count.
+    Temporary files, caches and system files do not count.
     """
     written = [_written(files, trial, here) for files in records]
     others = [
@@ -81,7 +81,7 @@ def check_metrics(one: Sequence[Path], many: Sequence[Path], losses: Sequence[tu
 
     Args:
         one: The event files of the runs on one process.
-        many: Those of the same runs on several processes.
+        many: The event files of the same runs on several processes.
         losses: For each step, the loss on one process and on several.
     """
     what = "metrics are the same on one process and on several"
@@ -104,7 +104,7 @@ def check_metrics(one: Sequence[Path], many: Sequence[Path], losses: Sequence[tu
 
 
 def _evaluations(runs: Sequence[Path]) -> dict[tuple[int, int], dict[str, Any]]:
-    """The metrics, by run and step."""
+    """Return the metrics by run and step."""
     return {
         (number, event["step"]): event["metrics"]
         for number, events in enumerate(runs)
@@ -138,7 +138,7 @@ def _is_relevant(path: Path, record_folder: Path, trial: Path, here: Path) -> bo
 
 
 def _kind_of_rank_file(path: Path, trial: Path) -> str | None:
-    """What a file holds that every rank may write; None for any other file."""
+    """Return what a file that every rank may write holds; None for any other file."""
     inside = path.relative_to(trial.resolve()).parts if path.is_relative_to(trial.resolve()) else ()
     kinds = (kind for name in inside for part, kind in _RANK_FILES.items() if part.fullmatch(name))
     return next(kinds, None)
@@ -152,7 +152,7 @@ def _shown(path: Path, trial: Path, here: Path) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """ "1 step", "2 steps"."""
+    """Return "1 step", "2 steps"."""
     return f"{number} {noun}{'s' * (number != 1)}"
 
 

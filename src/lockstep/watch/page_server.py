@@ -59,7 +59,7 @@ class LivePage:
             return self._contents
 
     def wait(self, version: int, timeout_s: float) -> tuple[int, Markup] | None:
-        """Wait for contents newer than `version`; return the newest after `timeout_s` at the latest, None at the end."""
+        """Wait for contents newer than `version`; return the newest after `timeout_s` in any case, None at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._version > version or self._is_over, timeout_s)
             return None if self._is_over else (self._version, self._contents)

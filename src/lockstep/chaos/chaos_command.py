@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.command_line.output_paths import trial_folder
-from lockstep.config import environment
+from lockstep.command_line.trial_runs import check_trial_config, has_data_workers, require_no_launcher, trial_overrides
 from lockstep.errors import UserError
 
 if TYPE_CHECKING:
@@ -53,13 +53,11 @@ def chaos(
     bits, and leave nothing behind. The same seed plans the same faults. Exit code 0 if nothing was lost, 3 otherwise.
     """
     from lockstep.chaos.chaos_trial import ChaosOptions
-    from lockstep.command_line.trial_runs import check_trial_config, has_data_workers, trial_overrides
     from lockstep.recipes.registry import load_recipe
 
     if sys.platform != "linux":
         raise UserError(f"lockstep chaos needs /proc, which {sys.platform} does not have: use Linux")
-    if environment.read_role(nproc_given=False) == "worker":
-        raise UserError("lockstep chaos starts its own processes: run it once, without a launcher")
+    require_no_launcher("chaos")
     changes = overrides or []
     _, settings = load_recipe(config, changes)
     check_trial_config(settings, nproc)  # before spending time on the undisturbed run

@@ -18,6 +18,7 @@ from lockstep.chaos.launched_job import LaunchedJob
 from lockstep.config import environment
 from lockstep.errors import EXIT_FAILED, LockstepError
 from lockstep.events.run_folder import RunFolder
+from lockstep.observe.text_format import count_noun
 
 _MAX_LOG_CHARS = 20_000
 
@@ -54,19 +55,19 @@ class ChaosVerdict:
         stats = self.stats
         lines = [str(check) for check in self._merged_checks()]
         lines.append(
-            f"{_count(stats.num_kills, 'kill')} ({_listed(self._victims())}; {_listed(self._phases())}), "
-            f"{_count(self._num_stops, 'stop')}"
+            f"{count_noun(stats.num_kills, 'kill')} ({_listed(self._victims())}; {_listed(self._phases())}), "
+            f"{count_noun(self._num_stops, 'stop')}"
         )
         recovered = stats.recovered_s
         times = (
             f"; recovered in {median(recovered):.1f} s (median), at most {max(recovered):.1f} s" if recovered else ""
         )
         lines.append(
-            f"{_count(len(self.rounds), 'run')}, {_count(stats.num_launches, 'launcher')}, "
-            f"{_count(stats.num_attempts, 'attempt')}, {_count(stats.num_repeated, 'step')} repeated{times}"
+            f"{count_noun(len(self.rounds), 'run')}, {count_noun(stats.num_launches, 'launcher')}, "
+            f"{count_noun(stats.num_attempts, 'attempt')}, {count_noun(stats.num_repeated, 'step')} repeated{times}"
         )
         if stats.gave_up:
-            lines.append(f"{_count(len(stats.gave_up), 'launcher')} gave up; the last: {stats.gave_up[-1]}")
+            lines.append(f"{count_noun(len(stats.gave_up), 'launcher')} gave up; the last: {stats.gave_up[-1]}")
         if not self._is_nothing_lost:
             lines.append("something was lost")
         elif self.exit_code != 0:
@@ -175,7 +176,3 @@ def _run_reference(settings: Sequence[str], folder: Path, memory: Path) -> dict[
 
 def _listed(counter: Counter[str]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counter.most_common())
-
-
-def _count(num: int, noun: str) -> str:
-    return f"{num:,} {noun}" if num == 1 else f"{num:,} {noun}s"

@@ -20,6 +20,12 @@ _SEARCH_OVERRIDES = ("max_runtime_hours=null",)
 _STOP_GRACE_S = 10.0
 
 
+def require_no_launcher(command: str) -> None:
+    """Raise a `UserError` if a launcher started this process, for a command that starts its own processes."""
+    if environment.read_role(nproc_given=False) == "worker":
+        raise UserError(f"lockstep {command} starts its own processes: run it once, without a launcher")
+
+
 def check_trial_config(config: "JobConfig", processes: int = 1) -> None:
     """Refuse a config whose result depends on the number of processes, or more processes than it has lanes."""
     from lockstep.config.train_schema import Config

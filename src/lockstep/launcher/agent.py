@@ -39,7 +39,7 @@ from lockstep.supervision.failure_report import FailureContext, FailureVerdict, 
 from lockstep.supervision.hang_detector import HangDetector
 from lockstep.supervision.hang_report import HangReport
 from lockstep.supervision.heartbeat import COMPILER, LOOP_PHASES
-from lockstep.supervision.linux_processes import OutOfMemoryKills
+from lockstep.supervision.linux_processes import OutOfMemoryKills, available_cores
 
 _POLL_INTERVAL_S = 0.1
 _SAME_REQUEST_S = 0.2  # a repeat within this time is the same request: `timeout` or a scheduler may signal twice
@@ -51,7 +51,7 @@ def count_devices() -> int:
     """Return the number of processes for `-n auto`: one per GPU, or one per core that this process may use."""
     if torch.cuda.is_available():
         return torch.cuda.device_count()
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return available_cores()
 
 
 def run_agent(

@@ -111,6 +111,11 @@ def blocked_in(pid: int) -> str:
     return f"{verb} of {target}" if target.startswith("/") else f"{verb} of a {kind}"
 
 
+def available_cores() -> int:
+    """Return the number of CPU cores that this process may use; not only on Linux."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def signal_name(number: int) -> str:
     """Return a signal's name, `SIGKILL`, or `signal 70` for one that Python does not know."""
     try:

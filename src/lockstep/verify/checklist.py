@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lockstep.events.jsonl import read_jsonl
+from lockstep.observe.text_format import count_noun
 from lockstep.supervision.agent_folder import FOLDER_PREFIX
 from lockstep.supervision.io_recorder import OutputRecord
 
@@ -43,10 +44,10 @@ class ChecklistItem(NamedTuple):
 def check_who_printed(records: Sequence[OutputRecord]) -> ChecklistItem:
     """Check that only rank 0 prints, by each rank's standard output."""
     counts = [_num_lines(files.output) for files in records]
-    others = [f"rank {rank} printed {counted(count, 'line')}" for rank, count in enumerate(counts) if rank and count]
+    others = [f"rank {rank} printed {count_noun(count, 'line')}" for rank, count in enumerate(counts) if rank and count]
     if not any(counts):
         return ChecklistItem("only rank 0 prints", None, "nothing was printed")
-    evidence = f"rank 0 printed {counted(counts[0], 'line')}, {_others(len(counts))} nothing"
+    evidence = f"rank 0 printed {count_noun(counts[0], 'line')}, {_others(len(counts))} nothing"
     return ChecklistItem("only rank 0 prints", not others, _some(others) or evidence)
 
 
@@ -72,7 +73,7 @@ def check_who_wrote(records: Sequence[OutputRecord], trial: Path, here: Path) ->
         return ChecklistItem(what, None, "nothing was written")
     own = sorted({_kind_of_rank_file(path, trial) or "" for paths in written[1:] for path in paths})
     rest = f"nothing but {' and '.join(own)}" if own else "nothing"
-    evidence = f"rank 0 wrote {counted(len(written[0]), 'file')}, {_others(len(written))} {rest}"
+    evidence = f"rank 0 wrote {count_noun(len(written[0]), 'file')}, {_others(len(written))} {rest}"
     return ChecklistItem(what, not others, _some(others) or evidence)
 
 
@@ -94,7 +95,7 @@ def check_metrics(one: Sequence[Path], many: Sequence[Path], losses: Sequence[tu
     different += [f"loss {ours} and {theirs}" for ours, theirs in losses if ours != theirs]
     if different:
         return ChecklistItem(what, False, _some(different))
-    shown = [f"the loss of {counted(len(losses), 'step')}"] if losses else []
+    shown = [f"the loss of {count_noun(len(losses), 'step')}"] if losses else []
     if left:
         files, metrics = list(left.items())[-1]
         numbers = {name: value for name, value in metrics.items() if isinstance(value, float)}
@@ -149,11 +150,6 @@ def _shown(path: Path, trial: Path, here: Path) -> str:
         if path.is_relative_to(folder):
             return str(path.relative_to(folder))
     return str(path)
-
-
-def counted(number: int, noun: str) -> str:
-    """Return "1 step", "2 steps"."""
-    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _others(num_ranks: int) -> str:

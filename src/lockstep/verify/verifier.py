@@ -10,12 +10,12 @@ from lockstep.errors import UserError
 from lockstep.events.jsonl import read_jsonl
 from lockstep.events.run_folder import RunFolder
 from lockstep.events.step_trace import TraceDifference, first_difference, read_trace
+from lockstep.observe.text_format import count_noun
 from lockstep.verify.checklist import (
     ChecklistItem,
     check_metrics,
     check_who_printed,
     check_who_wrote,
-    counted,
 )
 from lockstep.verify.difference_causes import explain_difference
 from lockstep.verify.recorded_updates import UPDATE_PHASES, RecordedUpdates, collect_updates, largest_gap
@@ -148,7 +148,7 @@ class _Comparison:
         notes = []
         made = self.findings[0].steps
         if asked is not None and made is not None and made < asked:
-            notes.append(f"the script trains for {counted(made, 'step')}, fewer than the {asked} asked for")
+            notes.append(f"the script trains for {count_noun(made, 'step')}, fewer than the {asked} asked for")
         return VerifyVerdict(tuple(self.findings), tuple(self._checks(processes, inference)), tuple(notes))
 
     def _compared(self, finding: VerifyFinding, traces: dict[str, Path]) -> VerifyFinding:
@@ -271,13 +271,13 @@ def _trains(what: str, finding: VerifyFinding | None) -> ChecklistItem:
         return ChecklistItem(what, None, "a run before it failed")
     if finding.failure is not None:
         return ChecklistItem(what, False, f"exit code {finding.failure.exit_code}")
-    return ChecklistItem(what, True, counted(finding.steps or 0, "step"))
+    return ChecklistItem(what, True, count_noun(finding.steps or 0, "step"))
 
 
 def _bits(finding: VerifyFinding, compared: str) -> ChecklistItem:
     what = "every bit is the same on one process and on several"
     if finding.difference is None:
-        return ChecklistItem(what, True, f"{compared} of {counted(finding.steps or 0, 'step')}")
+        return ChecklistItem(what, True, f"{compared} of {count_noun(finding.steps or 0, 'step')}")
     return ChecklistItem(what, False, f"first at {finding.difference}")
 
 

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from lockstep.command_line.output_paths import trial_folder
-from lockstep.config import environment
+from lockstep.command_line.trial_runs import check_trial_config, require_no_launcher, trial_overrides
 from lockstep.errors import UserError
 
 if TYPE_CHECKING:
@@ -66,8 +66,7 @@ def verify(
     differ, by how much, and the likely cause. Then prints a checklist with evidence for each line. A script may use
     lockstep's loop or any other. Exit code 0 if all runs are the same, 3 if they differ.
     """
-    if environment.read_role(nproc_given=False) == "worker":
-        raise UserError("lockstep verify starts its own processes: run it once, without a launcher")
+    require_no_launcher("verify")
     if _is_script(target, module):
         verification = _prepare_script(
             [*(["-m"] if module else []), target, *(arguments or [])], one_args, nproc, steps
@@ -107,7 +106,6 @@ def _prepare_script(target: list[str], one_args: str, nproc: int, steps: int) ->
 
 
 def _prepare_config(config: str, changes: list[str], nproc: int, steps: int) -> Verification:
-    from lockstep.command_line.trial_runs import check_trial_config, trial_overrides
     from lockstep.recipes.registry import load_recipe
     from lockstep.verify.inference_check import make_inference_check
 

@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 from lockstep.errors import EXIT_FAILED
 from lockstep.events.step_trace import TraceDifference
-from lockstep.verify.checklist import ChecklistItem, counted
+from lockstep.observe.text_format import count_noun
+from lockstep.verify.checklist import ChecklistItem
 from lockstep.verify.verify_trials import TrialFailure, VerifyTrial
 
 END_OF_RUN = "end"  # a phase, in addition to those of a trace
@@ -55,7 +56,7 @@ class VerifyFinding(NamedTuple):
     @property
     def baseline(self) -> str:
         """The summary of the first trial, which the others are compared with."""
-        made = [] if self.steps is None else [counted(self.steps, "step")]
+        made = [] if self.steps is None else [count_noun(self.steps, "step")]
         return ", ".join([*made, *([f"digest {self.digest}"] if self.digest is not None else [])])
 
     def as_json(self) -> dict[str, Any]:

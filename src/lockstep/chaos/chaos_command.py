@@ -50,7 +50,9 @@ def chaos(
 
     First makes one undisturbed run. Then injects faults into further runs, in every phase: kills ranks, data workers
     and launchers, and resizes the job. These runs must make the same steps, use each sample once, end with the same
-    bits, and leave nothing behind. The same seed plans the same faults. Exit code 0 if nothing was lost, 3 otherwise.
+    bits, and leave nothing behind. The same seed plans the same faults.
+
+    Exit code 0 if nothing was lost, 3 otherwise.
     """
     from lockstep.chaos.chaos_trial import ChaosOptions
     from lockstep.recipes.registry import load_recipe

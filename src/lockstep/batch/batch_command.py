@@ -52,7 +52,7 @@ def batch(
 
     Makes real steps with growing lanes, each size in a new process: doubles the size until it does not fit, then tries
     sizes in between. No model is trained, and no files are left behind. Exit code 0 if something fits; 3 if nothing
-    does, or if the search ended too early to tell.
+    does, or the search ended too early to tell.
     """
     from lockstep.batch.batch_advice import advise
     from lockstep.data.lanes import choose_lanes, share_lanes

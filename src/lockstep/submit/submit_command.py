@@ -47,7 +47,7 @@ StopBefore = Annotated[
     int, typer.Option("--stop-before", metavar="S", help="Seconds between SIGTERM and the kill, for saving.")
 ]
 Setup = Annotated[
-    str | None, typer.Option("--setup", metavar="SHELL", help="Shell command to run first, as in 'source env.sh'.")
+    str | None, typer.Option("--setup", metavar="SHELL", help="Shell to run first, as in 'source .venv/bin/activate'.")
 ]
 Output = Annotated[
     Path | None, typer.Option("-o", "--output", metavar="FILE", help="File to write; default: standard output.")

@@ -11,7 +11,7 @@ from lockstep.supervision.wait_analysis import PeerWait
 
 
 class CollectiveMismatch(NamedTuple):
-    """Which ranks called other collectives than the rest, and how."""
+    """Which ranks called different collectives from the rest, and how."""
 
     ranks: tuple[int, ...]  # empty: unknown
     words: str  # what they did; empty: unknown

@@ -126,8 +126,8 @@ def explain_failure(exits: Sequence[RankExit], context: FailureContext) -> Failu
     """Name the rank that caused a failure, then its victims in one line.
 
     Args:
-        exits: how each rank of this machine ended, or that it still runs.
         exits: how each rank of this machine ended, or that it is still running.
+        context: the job and the machine.
     """
     cause = min(exits, key=_suspicion)
     others = [each for each in exits if each is not cause]
@@ -185,7 +185,7 @@ def _says_the_same(other: RankExit, report: ErrorReport) -> bool:
 
 
 def _was_killed(end: RankExit) -> bool:
-    """Was the rank or one of its data workers killed? For a data worker, only torch's error message says so."""
+    """Was the rank or one of its data workers killed? For a data worker, torch may say so only in the traceback."""
     if end.report is not None:
         return _KILLED_DATA_WORKER.search(f"{end.report.error}\n{end.report.traceback}") is not None
     return end.exit_code in (-signal.SIGKILL, -signal.SIGTERM)

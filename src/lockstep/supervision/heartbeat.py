@@ -174,7 +174,7 @@ class HeartbeatWriter:
 
     def __init__(self) -> None:
         self._page: HeartbeatPage | None = None
-        self._sample_at = _SAMPLE  # index of the sample that this process reads
+        self._sample_at = _SAMPLE  # index in the page of the sample that this process reads
         self._counts_rounds = False
         self._taken_slots: set[int] = set()
 

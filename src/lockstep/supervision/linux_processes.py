@@ -1,7 +1,7 @@
 """Process information from Linux (state, children, OOM kills), and parent-death signals.
 
-Everything is read from /proc and the control groups. On systems without them, or where they are not readable, the
-functions return nothing known, and those that set something do nothing.
+Everything is read from /proc and the control groups. On systems without them, or where they are not readable, functions
+return None or an empty result, and those that set something do nothing.
 """
 
 import ctypes

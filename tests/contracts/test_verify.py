@@ -84,7 +84,7 @@ def test_a_recipe_that_keeps_the_promise(tmp_path: Path) -> None:
     assert [line.split("  ")[-1].strip() for line in trials[1:]] == ["the same"] * 3
     assert [line[:3] for line in checklist] == ["[x]"] * 8, checklist
     assert "loads for inference in one: loss " in checklist[4]
-    assert checklist[4].endswith(", as the run itself has recorded")
+    assert checklist[4].endswith(", as recorded by the run itself")
     digest = trials[0].split()[-1]
     assert end == f"all 4 agree, bit for bit: digest {digest}"
     assert where == "the runs are in kept"

@@ -85,7 +85,7 @@ def test_progress_and_advice_are_printed(folder: Path) -> None:
     assert lines[5:] == [
         "largest that fits: 8 samples a lane (12 do not)",
         "fastest: 8 samples a lane, as in the config",
-        "the search ended after its limit of tries (--tries)",
+        "the search reached its limit of tries (--tries)",
         "advice: keep the batch: batch.global=16 lanes=2",
     ]
 

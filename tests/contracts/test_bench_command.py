@@ -65,7 +65,7 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
         (["big"], "lockstep bench has no model big: expected mlp, tiny, conv, gpt"),
         (
             ["--against", "lockstep,apex"],
-            "--against apex: expected names out of lockstep, fast, dataloader, accelerate, fabric",
+            "--against apex: expected names from lockstep, fast, dataloader, accelerate, fabric",
         ),
         (["--lanes", "2", "-n", "4"], "4 processes cannot share lanes=2"),
         (["-n", "3", "--batch", "64"], "--batch 64: expected a multiple of 12, for 3 processes and their lanes"),
@@ -101,7 +101,7 @@ def test_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     task = BenchTask("tiny", "cpu", 32, 5, 3, make_contenders(["lockstep", "accelerate"], {}, [1, 2]), "")
     assert bench_command._bench(task, 2, ["fabric"], as_json=False) == 0
     first, about, heading, *rows, _, _, _ = capsys.readouterr().out.splitlines()
-    assert first == "Fabric is not installed, and so not measured (pip install lightning)"
+    assert first == "Fabric is not installed, so it is not measured (pip install lightning)"
     assert about == "tiny, 12,345 parameters, batch 32, cpu, one thread a process"
     assert heading.split("  ")[-1] == "weights after 5 steps"
     assert [" ".join(row.split()) for row in rows] == [

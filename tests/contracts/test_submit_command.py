@@ -222,7 +222,7 @@ def test_jobs_run_to_the_same_digest(tmp_path: Path, here: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("slurm", "expected the command to run, train … or run …, and got nothing"),
+        ("slurm", "expected a train … or run … command, and got nothing"),
         ("slurm -- verify digits", "got 'verify'"),
         ("slurm -- run nowhere.py", "nowhere.py: no such script"),
         ("slurm -- run -m no_such_module", "no module named no_such_module"),
@@ -231,7 +231,7 @@ def test_jobs_run_to_the_same_digest(tmp_path: Path, here: Path) -> None:
         ("slurm --nodes 8 -- train digits lanes=4", "8 processes cannot share lanes=4"),
         ("slurm -- run -n 2 train.py", "put it before, lockstep submit … -n 2"),
         ("slurm -- train digits --nproc_per_node 2", "put it before, lockstep submit … -n 2"),
-        ("slurm -- train digits --nnodes 2", "--nnodes 2: the scheduler decides which machines meet where"),
+        ("slurm -- train digits --nnodes 2", "--nnodes 2: the scheduler places the machines; omit --nnodes"),
         ("slurm -- run --master-addr n1 train.py", "--master-addr n1: the scheduler"),
         ("slurm -- train digits --stop-after 3", "--stop-after 3 ends with exit code 75"),
         ("slurm -- run --grace 500 train.py", "--grace 500: expected 0 to 105"),

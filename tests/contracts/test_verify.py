@@ -84,7 +84,7 @@ def test_a_recipe_that_keeps_the_promise(tmp_path: Path) -> None:
     assert [line.split("  ")[-1].strip() for line in trials[1:]] == ["the same"] * 3
     assert [line[:3] for line in checklist] == ["[x]"] * 8, checklist
     assert "loads for inference in one: loss " in checklist[4]
-    assert checklist[4].endswith(", as the run itself has recorded")
+    assert checklist[4].endswith(", as recorded by the run itself")
     digest = trials[0].split()[-1]
     assert end == f"all 4 agree, bit for bit: digest {digest}"
     assert where == "the runs are in kept"
@@ -154,7 +154,7 @@ def test_a_run_that_fails_shows_its_own_error_and_nothing_is_left(tmp_path: Path
 def test_what_cannot_be_verified_is_refused_before_anything_runs(tmp_path: Path) -> None:
     (tmp_path / "a-file").touch()
     for options, complaint in (
-        (["batch.per_device=8"], "batch.per_device=8 means another batch"),
+        (["batch.per_device=8"], "batch.per_device=8: the batch would depend on"),
         (["--keep", str(tmp_path)], "expected a folder that is new or empty"),
         (["optim.lrr=1"], "optim.lrr: unknown key"),
         (["--steps", "1"], "greater than or equal to 2"),

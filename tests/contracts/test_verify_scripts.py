@@ -113,7 +113,7 @@ def test_a_script_that_does_not_share_its_gradients(tmp_path: Path) -> None:
     found = verify(tmp_path, PLAIN, *options, "train.py", "--wrong", "unwrapped")
     assert found.code == 3, found.out + found.err
     assert "different: 2 processes: first at step 1, in its gradient: 0.weight and 3 more, by up to " in found.out
-    assert "rank 1 of 2 used another gradient than rank 0 (0.weight): it was not averaged" in found.out
+    assert "rank 1 of 2 used a different gradient than rank 0 (0.weight): it was not averaged" in found.out
     assert "[!] only rank 0 creates checkpoints and results: rank 1 wrote rank-1.txt" in found.out
     assert "[!] only rank 0 prints: rank 1 printed 1 line" in found.out
 

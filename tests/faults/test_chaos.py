@@ -119,7 +119,7 @@ def problems_of(out: str, check: str) -> Sequence[str]:
 def test_a_counter_that_no_checkpoint_holds_is_found(tmp_path: Path) -> None:
     out, kept = lose(tmp_path, COUNTER)
     problems = problems_of(out, "every step of every attempt had the same samples")
-    assert "its loss is not that of the undisturbed run" in problems[0]
+    assert "its loss differs from the undisturbed run" in problems[0]
     assert "expected {" in problems_of(out, "the digest of the undisturbed run")[0]
     assert (kept / "attacks.jsonl").exists()
 
@@ -128,7 +128,7 @@ def test_a_counter_that_no_checkpoint_holds_is_found(tmp_path: Path) -> None:
 def test_samples_that_are_not_keyed_are_found(tmp_path: Path) -> None:
     out, _ = lose(tmp_path, UNSEEDED_DATA)
     problems = problems_of(out, "every step of every attempt had the same samples")
-    assert problems[0] == "round 1: step 1: its data is not that of the undisturbed run"
+    assert problems[0] == "round 1: step 1: its data differs from the undisturbed run"
 
 
 def test_a_run_that_fails_by_itself_shows_its_own_error_and_nothing_is_left(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_configs_and_options_that_cannot_work_are_refused(tmp_path: Path) -> Non
     _, environment = prepared(tmp_path)
     finished = call(["chaos", "planted.yaml", "batch.per_device=8"], tmp_path, environment)
     assert (finished.code, finished.out) == (2, "")
-    assert "batch.per_device=8 means another batch" in finished.err
+    assert "batch.per_device=8: the batch would depend on" in finished.err
     finished = call(["chaos", "planted.yaml", "--keep", "."], tmp_path, environment)
     assert (finished.code, finished.out) == (2, "")
     assert "expected a folder that is new or empty" in finished.err

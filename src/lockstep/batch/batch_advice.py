@@ -8,8 +8,8 @@ from lockstep.train.optim.optimizer_factory import Scaling, scaled_lr
 from lockstep.train.train_job import Batch
 
 _ENDS = {
-    "time": "time ran out before the search was done: a larger --limit-s finds more",
-    "tries": "the search ended after its limit of tries (--tries)",
+    "time": "time ran out before the search was done: a larger --limit-s may find more",
+    "tries": "the search reached its limit of tries (--tries)",
     "most": "a batch of all training samples fits",
 }
 
@@ -18,7 +18,7 @@ class BatchAdvice(NamedTuple):
     """The recommendation."""
 
     settings: dict[str, int]  # config keys and values
-    learning_rates: dict[str, float]  # for that batch, by optim.lr_scaling
+    learning_rates: dict[str, float]  # for the recommended batch, by optim.lr_scaling
     lines: list[str]  # for a person to read
 
 
@@ -26,11 +26,11 @@ def advise(search: BatchSizeSearch, config: Config, batch: Batch, lanes: int, pr
     """Recommend a batch size.
 
     Args:
-        search: What was tried.
-        config: The config that was searched for.
+        search: The result of the search.
+        config: The config that the search was for.
         batch: The config's own batch.
-        lanes: Into how many lanes it is divided.
-        processes: How many will share the machine.
+        lanes: The number of lanes that it is divided into.
+        processes: The number of processes that will share the machine.
     """
     largest, fastest = search.largest, search.fastest
     if largest is None or fastest is None:
@@ -50,7 +50,7 @@ def advise(search: BatchSizeSearch, config: Config, batch: Batch, lanes: int, pr
     lines.append(f"advice: {words} for speed, which is {advised / batch.size:.3g} times the batch of {batch.size}")
     if config.batch.global_batch is not None:
         lines.append(
-            "a batch needs no more memory if its number of lanes grows with it: "
+            "a larger batch needs no more memory if its number of lanes grows with it: "
             f"batch.global={2 * advised} lanes={2 * lanes}"
         )
     rates = _rates(config, batch.size, advised)
@@ -64,7 +64,7 @@ def _nothing_fits(search: BatchSizeSearch) -> str:
     if search.ended:
         return f"{_samples(smallest)} a lane do not fit, and smaller sizes were not tried: {_ENDS[search.ended]}"
     return (
-        f"nothing fits, not even {_samples(smallest)} a lane: activation_checkpointing.every=1 and precision=bf16 need "
+        f"nothing fits, not even {_samples(smallest)} a lane: activation_checkpointing.every=1 and precision=bf16 use "
         "less memory, parallel=zero shards the optimizer state, and a smaller model needs less of everything"
     )
 
@@ -86,11 +86,11 @@ def _how_to_keep(batch: Batch, own: int, largest: int) -> str:
     while batch.size % lanes == 0 and batch.size // lanes > largest:
         lanes *= 2
     remedy = f"set lanes={lanes}" if batch.size % lanes == 0 else "make it divisible by more powers of two"
-    return f"the config's own {_samples(own)} a lane do not fit: to keep a batch of {batch.size}, {remedy}"
+    return f"the config's {_samples(own)} a lane do not fit: to keep a batch of {batch.size}, {remedy}"
 
 
 def _settings(config: Config, lane_batch: int, lanes: int, processes: int) -> dict[str, int]:
-    """The recommended batch, by the keys that the config uses."""
+    """Return the recommended batch, by the keys that the config uses."""
     if config.batch.per_device is None:
         return {"batch.global": lane_batch * lanes, "lanes": lanes}
     if config.accumulate is not None:

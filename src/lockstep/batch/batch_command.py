@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep.batch.batch_trial_main import BatchTrialTask
-from lockstep.config import environment
+from lockstep.command_line.trial_runs import require_no_launcher
 from lockstep.errors import EXIT_FAILED, LockstepError, UserError
 
 if TYPE_CHECKING:
     from lockstep.train.batch_search import BatchAttempt
 
-# A process that runs out of memory may end by any of these.
+# A process that runs out of memory may be ended by any of these.
 _OUT_OF_MEMORY_SIGNALS = (signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
 _MAX_ERROR_CHARS = 4000
 
@@ -51,7 +51,7 @@ def batch(
     lockstep batch mine.yaml -n 2 --limit-s 120
 
     Makes real steps with growing lanes, each size in a new process: doubles the size until it does not fit, then tries
-    sizes in between. No model is trained and no files are left behind. Exit code 0 if something fits; 3 if nothing
+    sizes in between. No model is trained, and no files are left behind. Exit code 0 if something fits; 3 if nothing
     does, or the search ended too early to tell.
     """
     from lockstep.batch.batch_advice import advise
@@ -63,11 +63,10 @@ def batch(
     from lockstep.train.train_job import global_batch, step_options
     from lockstep.world.world import World
 
-    if environment.read_role(nproc_given=False) == "worker":
-        raise UserError("lockstep batch starts its own processes: run it once, without a launcher")
+    require_no_launcher("batch")
     changes = overrides or []
     _, settings = load_training_recipe(config, changes)
-    choose_strategy(World(size=nproc), StepOptions(**step_options(settings)))  # raises the errors that `train` would
+    choose_strategy(World(size=nproc), StepOptions(**step_options(settings)))  # raises the errors that `train` raises
     own = global_batch(settings, World(size=nproc))
     lanes = choose_lanes(own.size) if own.lanes == "auto" else own.lanes
     if own.size < lanes or own.size % lanes:
@@ -77,7 +76,7 @@ def batch(
     lanes_here = max(map(len, share_lanes(lanes, nproc).shares))
     table = _Table(lanes, quiet=as_json)
     with tempfile.TemporaryDirectory(prefix="lockstep-batch-") as folder:
-        # A single process needs a power of two of lanes: rather too many than too few.
+        # A single process needs a power of two of lanes: round up.
         lanes_tried = 1 << (lanes_here - 1).bit_length()
         room = None if memory_gb is None else int(memory_gb * 1e9)
         task = BatchTrialTask(config, changes, 0, lanes_tried, nproc, room, os.getpid())
@@ -143,7 +142,7 @@ class _Trials:
 
 
 class _Table:
-    """Prints a row for each size as soon as it was tried."""
+    """Prints a row for each size as soon as it has been tried."""
 
     def __init__(self, lanes: int, *, quiet: bool) -> None:
         self._lanes = lanes

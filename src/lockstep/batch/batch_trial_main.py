@@ -1,4 +1,4 @@
-"""The program in which `lockstep batch` tries one batch size: if it is killed, the search goes on.
+"""The program in which `lockstep batch` tries one batch size: if it is killed, the search continues.
 
 Its first argument is a `BatchTrialTask`, as JSON; its second is the file for its result.
 """

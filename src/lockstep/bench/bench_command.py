@@ -1,9 +1,7 @@
-"""`lockstep bench`: time a step against other ways to train, and compare the weights of one process and N."""
+"""`lockstep bench`: time a step against other ways to train, and compare the weights of one process and of several."""
 
 import json
 import math
-import os
-import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -14,9 +12,10 @@ from lockstep.bench.bench_processes import measure
 from lockstep.bench.bench_record import BenchTask
 from lockstep.bench.contenders import CONTENDERS, HAND_WRITTEN, MODELS, PEERS, fewest_lanes, make_contenders
 from lockstep.command_line.output_paths import trial_folder
-from lockstep.config import environment
+from lockstep.command_line.trial_runs import require_no_launcher
 from lockstep.config.argument_checks import require_known
 from lockstep.errors import EXIT_FAILED, UserError
+from lockstep.supervision.linux_processes import available_cores
 
 if TYPE_CHECKING:
     from lockstep.bench.step_comparison import BenchRow
@@ -30,21 +29,24 @@ def bench(
     nproc: Annotated[
         int, typer.Option("-n", "--nproc-per-node", metavar="N", min=2, help="Processes to compare with one.")
     ] = 2,
-    rounds: Annotated[int, typer.Option("--rounds", metavar="R", min=2, help="How often each loop is timed.")] = 9,
+    rounds: Annotated[int, typer.Option("--rounds", metavar="R", min=2, help="How often to time each loop.")] = 9,
     steps: Annotated[
         int | None,
-        typer.Option("--steps", metavar="S", min=1, help="Steps per round; weights are compared after as many."),
+        typer.Option(
+            "--steps", metavar="S", min=1, help="Steps per round, and until weights are compared; default: by model."
+        ),
     ] = None,
     batch: Annotated[
-        int | None, typer.Option("--batch", metavar="B", min=1, help="Samples per step, over all processes.")
+        int | None,
+        typer.Option("--batch", metavar="B", min=1, help="Samples per step, over all processes; default: by model."),
     ] = None,
     lanes: Annotated[
         int | None,
-        typer.Option("--lanes", metavar="V", min=1, help="Also time lockstep with this many lanes; default: 8."),
+        typer.Option("--lanes", metavar="V", min=1, help="Also time lockstep with V lanes; default: 8."),
     ] = None,
     against: Annotated[
         str | None,
-        typer.Option("--against", metavar="NAME,NAME…", help=f"Any of {', '.join(CONTENDERS)}; default: all."),
+        typer.Option("--against", metavar="NAME,NAME…", help=f"Which of {', '.join(CONTENDERS)}; default: all."),
     ] = None,
     device: Annotated[
         str | None, typer.Option("--device", metavar="cpu|cuda", help="Default: cuda if available, else cpu.")
@@ -58,18 +60,17 @@ def bench(
     lockstep bench gpt -n 4 --rounds 20
     lockstep bench tiny --against lockstep,accelerate
 
-    Accelerate and Fabric are included where they are installed. All loops are timed in turn, round by round; ratios
-    are relative to the hand-written loop on the same number of processes. No files are left behind. Exit code 0 on
-    success; 3 if lockstep failed, or its own bits differed.
+    Accelerate and Fabric are included if they are installed. All loops are timed in turn, round by round; ratios are
+    relative to the hand-written loop on the same number of processes. No files are left behind. Exit code 0 on
+    success; 3 if lockstep failed, or if its bits differed.
     """
     from lockstep.data.lanes import share_lanes
 
     require_known("lockstep bench has no model", [model], list(MODELS))
     chosen = CONTENDERS if against is None else [name.strip() for name in against.split(",")]
     if unknown := [name for name in chosen if name not in CONTENDERS]:
-        raise UserError(f"--against {unknown[0][:40]}: expected names out of {', '.join(CONTENDERS)}")
-    if environment.read_role(nproc_given=False) == "worker":
-        raise UserError("lockstep bench starts its own processes: run it once, without a launcher")
+        raise UserError(f"--against {unknown[0][:40]}: expected names from {', '.join(CONTENDERS)}")
+    require_no_launcher("bench")
     if lanes is not None:
         share_lanes(lanes, nproc)  # raises a UserError if they do not fit
     size = _batch_size(batch, MODELS[model].batch, nproc, lanes)
@@ -82,7 +83,7 @@ def bench(
 
 
 def _batch_size(given: int | None, default: int, processes: int, lanes: int | None) -> int:
-    """A batch that divides evenly among the processes, and into every number of lanes that is tried."""
+    """Return a batch that divides evenly among the processes, and into every number of lanes that is tried."""
     divisor = math.lcm(processes, fewest_lanes(processes), lanes or 1)
     if given is None:
         return math.ceil(default / divisor) * divisor
@@ -92,7 +93,7 @@ def _batch_size(given: int | None, default: int, processes: int, lanes: int | No
 
 
 def _lane_counts(batch: int, processes: int, given: int | None) -> list[int]:
-    """One, for a single process; as few as the processes can share; and the default or what the user asked for."""
+    """Return one, the fewest that the processes can share, and the default or the number that the user asked for."""
     from lockstep.data.lanes import choose_lanes
 
     least = fewest_lanes(processes)
@@ -121,7 +122,7 @@ def _device(given: str | None) -> str:
 
 
 class _Capacity(NamedTuple):
-    """How many processes can have a core or a GPU each."""
+    """The number of processes that can have a core or a GPU each."""
 
     processes: int
     unit: str
@@ -133,7 +134,7 @@ def _capacity(device: str) -> _Capacity:
     if device == "cuda":
         count = torch.cuda.device_count()
         return _Capacity(count, "GPU" if count == 1 else "GPUs")
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    cores = available_cores()
     return _Capacity(cores, "core" if cores == 1 else "cores")
 
 
@@ -143,7 +144,7 @@ def _bench(task: BenchTask, processes: int, missing: list[str], *, as_json: bool
 
     if not as_json:
         for peer in (PEERS[name] for name in missing):
-            print(f"{peer.title} is not installed, and so not measured (pip install {peer.package})")
+            print(f"{peer.title} is not installed, so it is not measured (pip install {peer.package})")
     failures: dict[str, str] = {}
     with trial_folder(None, "bench") as folder:
         records = {size: measure(task, size, folder.path, failures, quiet=as_json) for size in (1, processes)}

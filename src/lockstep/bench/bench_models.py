@@ -1,4 +1,4 @@
-"""The models that are timed, with random data that costs nothing to load."""
+"""The models that are timed, with random data that costs almost nothing to load."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -25,14 +25,14 @@ def build_workload(name: str, num_samples: int, dropout: float = 0.0) -> Workloa
 
     Args:
         name: tiny, mlp, mlp-9M, conv, gpt or gpt-9M.
-        num_samples: How many samples its data has.
+        num_samples: The number of samples of its data.
         dropout: The probability of the model's dropout layers; 0 leaves an MLP or a conv net without any.
     """
     return _WORKLOADS[name](num_samples, dropout)
 
 
 def classification(make_model: Callable[[], nn.Module], shape: Sequence[int], num_samples: int) -> Workload:
-    """A workload of random inputs of this shape, each with a random label."""
+    """Build a workload of random inputs of this shape, each with a random label."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(0, _CLASSES, (num_samples,), generator=generator)
     inputs = torch.randn(num_samples, *shape, generator=generator)
@@ -40,26 +40,26 @@ def classification(make_model: Callable[[], nn.Module], shape: Sequence[int], nu
 
 
 def language_modelling(make_model: Callable[[], nn.Module], vocabulary: int, length: int, num_samples: int) -> Workload:
-    """A workload of random token sequences, whose next tokens are to be predicted."""
+    """Build a workload of random token sequences; the loss is next-token prediction."""
     generator = torch.Generator().manual_seed(0)
     text = torch.randint(0, vocabulary, (num_samples, length + 1), generator=generator)
     return Workload(make_model, TensorDataset(text[:, :-1].contiguous(), text[:, 1:].contiguous()), next_token_loss)
 
 
 def classification_loss(model: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, int]:
-    """The sum of the cross entropy, and the number of samples."""
+    """Return the sum of the cross entropy, and the number of samples."""
     inputs, labels = batch
     return F.cross_entropy(model(inputs), labels, reduction="sum"), len(labels)
 
 
 def next_token_loss(model: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, int]:
-    """The sum of the cross entropy, and the number of tokens."""
+    """Return the sum of the cross entropy, and the number of tokens."""
     tokens, targets = batch
     return F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction="sum"), targets.numel()
 
 
 def make_mlp(inputs: int, width: int, depth: int, dropout: float = 0.0) -> nn.Module:
-    """A perceptron with `depth` hidden layers."""
+    """Build a perceptron with `depth` hidden layers, with the same weights each time."""
     torch.manual_seed(0)
     layers: list[nn.Module] = []
     for number in range(depth):
@@ -69,7 +69,7 @@ def make_mlp(inputs: int, width: int, depth: int, dropout: float = 0.0) -> nn.Mo
 
 
 def make_conv(dropout: float = 0.0) -> nn.Module:
-    """A convolutional network for 3-channel images."""
+    """Build a convolutional network for 3-channel images, with the same weights each time."""
     torch.manual_seed(0)
     layers: list[nn.Module] = []
     for channels, out, stride in ((3, 16, 1), (16, 32, 2), (32, 64, 2)):
@@ -108,12 +108,12 @@ class GPT(nn.Module):
 
 
 def make_gpt(vocabulary: int, width: int, depth: int, length: int, heads: int = 5, dropout: float = 0.0) -> nn.Module:
-    """A `GPT` with the same weights each time."""
+    """Build a `GPT` with the same weights each time."""
     torch.manual_seed(0)
     return GPT(vocabulary, width, depth, length, heads, dropout)
 
 
-# By name: a function of the number of samples and the dropout.
+# Builders by name; each takes the number of samples and the dropout.
 _WORKLOADS: dict[str, Callable[[int, float], Workload]] = {
     "tiny": lambda samples, dropout: classification(partial(make_mlp, 32, 64, 1, dropout), (32,), samples),
     "mlp": lambda samples, dropout: classification(partial(make_mlp, 64, 256, 3, dropout), (64,), samples),

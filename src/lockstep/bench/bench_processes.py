@@ -1,4 +1,4 @@
-"""Start the processes that `lockstep bench` measures with, and start them again without a contender that fails."""
+"""Start the processes that `lockstep bench` measures with, and restart them without a contender that fails."""
 
 import re
 import subprocess
@@ -20,10 +20,10 @@ def measure(task: BenchTask, processes: int, folder: Path, failures: dict[str, s
 
     Args:
         task: What to measure; its `folder` is replaced by a new one inside `folder`.
-        processes: How many to start.
-        folder: For results and logs.
-        failures: Reasons by contender. Those in it are left out; those that fail are added, and the others start
-            again, in new processes: a library that fails in the middle of a step leaves the other ranks waiting.
+        processes: The number of processes to start.
+        folder: Where to put results and logs.
+        failures: Reasons by contender. Contenders in it are skipped; one that fails is added, and the others start
+            again in new processes: a library that fails in the middle of a step leaves the other ranks waiting.
         quiet: Print no progress.
     """
     while True:
@@ -55,6 +55,6 @@ def _run(task: BenchTask, processes: int, log: Path, *, quiet: bool) -> int:
 
 
 def _cause(log: str) -> str | None:
-    """The launcher's word on it, which tells the rank that failed from those that failed because of it."""
+    """Return the cause that the launcher reported, which is that of the rank that failed first."""
     found = re.search("^lockstep: rank .*, the cause: (.*)$", log, re.MULTILINE)
     return None if found is None else found[1]

@@ -26,7 +26,7 @@ from lockstep.world.process_group import leave_on_exit, setup_distributed
 from lockstep.world.world import World
 
 _BATCHES_PER_EPOCH = 32
-_DROPOUT = 0.1  # random numbers, too, must not depend on the number of processes
+_DROPOUT = 0.1  # random numbers must not depend on the number of processes either
 
 
 class BenchRank:
@@ -51,7 +51,7 @@ class BenchRank:
             self._take_turn(contender, self._begin)
         for number in range(self._task.rounds):
             self._report(f"round {number + 1} of {self._task.rounds}")
-            first = number % len(contenders)  # rotated, so that none always follows the same other one
+            first = number % len(contenders)  # rotated, so that no loop always follows the same one
             for contender in contenders[first:] + contenders[:first]:
                 self._take_turn(contender, self._time)
         if self._world.is_main:
@@ -63,7 +63,7 @@ class BenchRank:
             self._record.write_times(BenchTimes(num_parameters, self._seconds))
 
     def _take_turn(self, contender: Contender, action: Callable[[Contender], None]) -> None:
-        heartbeat.enter(Phase.SCRIPT)  # the loop before may have left another phase
+        heartbeat.enter(Phase.SCRIPT)  # the previous loop may have left another phase
         if self._world.is_main:
             self._record.begin_turn(contender.name)
         try:
@@ -75,11 +75,11 @@ class BenchRank:
             raise
 
     def _begin(self, contender: Contender) -> None:
-        # On a GPU, a run chooses its kernels when it is made; the others take the fastest ones.
+        # On a GPU, a lockstep run chooses its kernels when it is created; the other loops take the fastest ones.
         set_determinism_flags(self._world.device, tf32=False, deterministic=False)
         loop = LOOPS[contender.loop](LoopSetup(self._work, self._world, self._task.batch, contender.lanes))
         loop.advance(self._task.steps)
-        barrier()  # otherwise a rank that has lost another would blame the next loop
+        barrier()  # otherwise a rank that lost contact would blame the next loop
         self._loops[contender.name] = loop
         if self._world.is_main:
             self._record.write_weights(contender.name, loop.weights())
@@ -92,7 +92,7 @@ class BenchRank:
         self._seconds[contender.name].append((self._synchronized_time() - start) / self._task.steps)
 
     def _synchronized_time(self) -> float:
-        """The time when all ranks and the device have come to this point."""
+        """Return the time once all ranks and the device have reached this point."""
         if self._world.device.type == "cuda":
             torch.cuda.synchronize(self._world.device)
         barrier()

@@ -15,8 +15,8 @@ class BenchTask(NamedTuple):
     model: str
     device: str
     batch: int  # over all processes
-    steps: int  # of a round; weights are compared after as many
-    rounds: int  # that are timed; one more comes before them
+    steps: int  # per round; weights are compared after the first round's
+    rounds: int  # that are timed; one more precedes them
     contenders: list[Contender]
     folder: str  # for the results
 
@@ -30,7 +30,7 @@ class BenchTask(NamedTuple):
 
 
 class BenchFailure(NamedTuple):
-    """A contender that failed, which has ended its processes."""
+    """A contender that failed, which ended its processes."""
 
     name: str
     reason: str | None  # None: the processes ended without an exception
@@ -53,11 +53,11 @@ class BenchRecord:
         self._turn = folder / "turn"
 
     def begin_turn(self, name: str) -> None:
-        """Note whose turn it is, so that the contender is known if all processes die."""
+        """Record whose turn it is, so that the contender is known if all processes die."""
         self._turn.write_text(name)
 
     def end_turns(self) -> None:
-        """Note that all contenders are done."""
+        """Record that all contenders are done."""
         self._turn.unlink()
 
     def write_failure(self, failure: BenchFailure) -> None:
@@ -80,17 +80,17 @@ class BenchRecord:
         write_atomic(self._times, json.dumps(times._asdict()))
 
     def failure(self) -> BenchFailure | None:
-        """The contender that failed, or whose turn it was when the processes died."""
+        """Return the contender that failed, or whose turn it was when the processes died."""
         if self._failure.exists():
             return BenchFailure(*json.loads(self._failure.read_text()))
         return BenchFailure(self._turn.read_text(), None) if self._turn.exists() else None
 
     def times(self) -> BenchTimes:
-        """What `write_times` saved."""
+        """Return what `write_times` saved."""
         return BenchTimes(**json.loads(self._times.read_text()))
 
     def weights(self, name: str) -> dict[str, Any]:
-        """What `write_weights` saved."""
+        """Return what `write_weights` saved."""
         from safetensors.torch import load_file
 
         return load_file(self._weights_path(name))

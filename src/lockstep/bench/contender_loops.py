@@ -20,7 +20,7 @@ _ENDLESS = 10**9  # steps
 
 
 class LoopSetup(NamedTuple):
-    """What every loop is built from."""
+    """The inputs from which every loop is built."""
 
     work: Workload  # its data is on the device, and a multiple of the batch
     world: World
@@ -29,7 +29,7 @@ class LoopSetup(NamedTuple):
 
     @property
     def local_batch(self) -> int:
-        """This process's part of a batch, where every process has an equal part."""
+        """This process's share of a batch; all processes have equal shares."""
         return self.batch // self.world.size
 
 
@@ -43,16 +43,16 @@ class BenchLoop(Protocol):
         ...
 
     def weights(self) -> Mapping[str, Tensor]:
-        """The current weights, by the model's own parameter names."""
+        """Return the current weights, by the model's own parameter names."""
         ...
 
     def close(self) -> None:
-        """Release whatever the loop holds."""
+        """Release the loop's resources."""
         ...
 
 
 def make_optimizer(parameters: Iterable[Parameter]) -> Optimizer:
-    """The optimizer that all loops use."""
+    """Create the optimizer that all loops use."""
     return torch.optim.AdamW(parameters, lr=1e-3)
 
 
@@ -60,7 +60,7 @@ def make_optimizer(parameters: Iterable[Parameter]) -> Optimizer:
 
 
 class PlainLoop:
-    """Forward, backward, step: the loop that people write by hand, also around Accelerate and Fabric."""
+    """Forward, backward, step: the loop that people write by hand; also used with Accelerate and Fabric."""
 
     is_deterministic = False
 
@@ -118,7 +118,7 @@ def _plain_torch(setup: LoopSetup, batches: Iterator[Sequence[Tensor]]) -> Bench
 
 
 def shuffled_batches(setup: LoopSetup) -> Iterator[list[Tensor]]:
-    """This process's part of every batch, with one operation per tensor; all processes shuffle alike."""
+    """Yield this process's share of every batch, with one operation per tensor; all processes shuffle alike."""
     tensors = setup.work.data.tensors
     generator = torch.Generator().manual_seed(SEED)
     while True:
@@ -146,11 +146,11 @@ class BatchRows(Dataset[Any]):
 
 
 def _no_collate(batch: list[Tensor]) -> list[Tensor]:
-    return batch  # `BatchRows` has collated it already
+    return batch  # `BatchRows` has already collated it
 
 
 def _repeat(loader: Iterable[Any], start_epoch: Callable[[int], None] = lambda _: None) -> Iterator[Any]:
-    """A loader's batches, epoch after epoch."""
+    """Yield a loader's batches, epoch after epoch."""
     epoch = 0
     while True:
         start_epoch(epoch)
@@ -162,7 +162,7 @@ def _repeat(loader: Iterable[Any], start_epoch: Callable[[int], None] = lambda _
 
 
 class LockstepLoop:
-    """A loop through `lockstep.Run`, as a user's script has it."""
+    """A loop over `lockstep.Run`, as in a user's script."""
 
     def __init__(
         self,

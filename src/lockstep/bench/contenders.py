@@ -11,7 +11,7 @@ AGAIN = "again"  # the baseline once more: shows how noisy the machine is
 
 
 class BenchModel(NamedTuple):
-    """A built-in model, with the sizes used unless the user gives others."""
+    """A built-in model, with its default sizes."""
 
     description: str
     batch: int  # over all processes
@@ -48,7 +48,7 @@ class Contender(NamedTuple):
     lanes: int | None = None  # in lockstep mode
 
     def can_run_on(self, processes: int) -> bool:
-        """Whether there is a lane for every process."""
+        """Is there a lane for every process?"""
         return self.lanes is None or processes <= self.lanes
 
 
@@ -58,7 +58,7 @@ def make_contenders(names: Sequence[str], titles: dict[str, str], lane_counts: S
     Args:
         names: Which of `CONTENDERS` to include.
         titles: Titles for peers, with their versions.
-        lane_counts: The numbers of lanes to try lockstep mode with.
+        lane_counts: The numbers of lanes to use in lockstep mode.
     """
     rows = [
         Contender(HAND_WRITTEN, "hand-written (DDP on several)", HAND_WRITTEN),
@@ -72,5 +72,5 @@ def make_contenders(names: Sequence[str], titles: dict[str, str], lane_counts: S
 
 
 def fewest_lanes(processes: int) -> int:
-    """The smallest number of lanes that `processes` can share: a power of two."""
+    """Return the smallest number of lanes that `processes` can share: a power of two."""
     return 1 << (processes - 1).bit_length()

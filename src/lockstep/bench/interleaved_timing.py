@@ -19,12 +19,12 @@ class Ratio(NamedTuple):
 
     @property
     def difference(self) -> float:
-        """As a fraction of the other variant's time; negative if this one is faster."""
+        """The difference as a fraction of the other variant's time; negative if this one is faster."""
         return self.median - 1.0
 
     @property
     def wobble(self) -> float:
-        """How far the quartiles are from the median. Unlike the range, this does not grow with more rounds."""
+        """How far the quartiles are from the median. Unlike the range, it does not grow with the number of rounds."""
         return max(self.median - self.quarter, self.three_quarters - self.median)
 
     @property
@@ -36,13 +36,13 @@ class Ratio(NamedTuple):
 def time_ratio(seconds: Sequence[float], base_seconds: Sequence[float]) -> Ratio:
     """Compare two variants by the ratio of their times in each round; there must be at least one round."""
     ratios = [own / base for own, base in zip(seconds, base_seconds, strict=True)]
-    # `quantiles` needs two values, so that a single round is counted twice.
+    # `quantiles` needs two values, so a single round is counted twice.
     quarter, _, three_quarters = quantiles(ratios if len(ratios) > 1 else 2 * ratios, n=4, method="inclusive")
     return Ratio(median(ratios), min(ratios), max(ratios), quarter, three_quarters)
 
 
 class VariantTiming(NamedTuple):
-    """What `interleave` has measured for one variant."""
+    """What `interleave` measured for one variant."""
 
     name: str
     median_s: float  # of a step
@@ -54,8 +54,8 @@ def interleave(variants: Mapping[str, Callable[[], None]], rounds: int, steps: i
 
     Args:
         variants: What to call, by name; each call makes `steps` steps. Ratios are relative to the first variant.
-        rounds: How many rounds count. One more comes first, to warm up.
-        steps: How many steps a call makes; times are per step.
+        rounds: The number of timed rounds. One more comes first, to warm up.
+        steps: The number of steps of a call; times are per step.
 
     On several processes, all of them call this, and a variant's time ends when the last process is done.
     """

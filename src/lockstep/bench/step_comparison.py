@@ -1,4 +1,4 @@
-"""Compare the contenders: time of a step, difference in weights between one process and N, and a verdict in words."""
+"""Compare the contenders: time of a step, weights of one process against those of several, and a verdict in words."""
 
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -26,17 +26,17 @@ class StepTime(NamedTuple):
 class WeightComparison(NamedTuple):
     """The weights from the same training on one process and on several."""
 
-    difference: float  # the largest of any weight
+    difference: float  # the largest absolute difference of any weight
     digests: tuple[str, str]
 
     @property
     def is_same(self) -> bool:
-        """Whether all bits are equal."""
+        """Are all bits equal?"""
         return self.digests[0] == self.digests[1]
 
 
 class BenchRow(NamedTuple):
-    """What was found about one contender: a row of the table."""
+    """The results of one contender: a row of the table."""
 
     contender: Contender
     times: dict[int, StepTime]  # by number of processes
@@ -45,7 +45,7 @@ class BenchRow(NamedTuple):
 
     @property
     def promises_bits(self) -> bool:
-        """Whether this contender promises the same bits on any number of processes."""
+        """Does this contender promise the same bits on any number of processes?"""
         return self.contender.loop == "lockstep"
 
     def as_json(self) -> dict[str, Any]:
@@ -94,26 +94,26 @@ def _compare_weights(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> 
 
 
 class BenchVerdict(NamedTuple):
-    """The table in a few sentences."""
+    """The table, summarized in a few sentences."""
 
     lines: list[str]
     is_kept: bool  # lockstep's promise: the same bits on any number of processes
 
 
 def judge_rows(rows: Sequence[BenchRow], processes: int, capacity: int, capacity_unit: str) -> BenchVerdict:
-    """Say what lockstep costs here, and whether it has kept its promise.
+    """Say what lockstep costs here, and whether it kept its promise.
 
     Args:
         rows: From `compare_contenders`.
-        processes: The number that one process is compared with.
-        capacity: How many processes this machine has a core or a GPU for.
-        capacity_unit: Which of these, in the right number: "core", "GPUs".
+        processes: The number of processes that one process is compared with.
+        capacity: The number of processes that this machine has a core or a GPU for.
+        capacity_unit: The unit of the capacity, in singular or plural: "core", "GPUs".
     """
     lines = [line for size in (1, processes) if (line := _cost_line(rows, size)) is not None]
     if processes > capacity:
         lines.append(
             f"{processes} processes share {capacity} {capacity_unit} here: "
-            f"what a step takes on {processes} says little."
+            f"the time of a step on {processes} says little."
         )
     promising = [row for row in rows if row.promises_bits]
     broken = [row for row in promising if row.weights is not None and not row.weights.is_same]
@@ -123,7 +123,7 @@ def judge_rows(rows: Sequence[BenchRow], processes: int, capacity: int, capacity
 
 
 def _cost_line(rows: Sequence[BenchRow], size: int) -> str | None:
-    """The cost of lockstep with the fewest lanes, which is what compares best with the hand-written loop."""
+    """Describe the cost of lockstep with the fewest lanes, which is closest to what the hand-written loop does."""
     measured = [row for row in rows if row.promises_bits and size in row.times]
     again = next((row for row in rows if row.contender.name == AGAIN and size in row.times), None)
     if not measured or again is None:

@@ -1,4 +1,4 @@
-"""Compare a run that was disturbed with one that was not, by their run folders: was anything lost?"""
+"""Compare a disturbed run with an undisturbed one, by their run folders: was anything lost?"""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ _MAX_SHOWN = 5  # problems of one check
 
 
 class ChaosCheck(NamedTuple):
-    """A check and the problems it has found."""
+    """A check and the problems it found."""
 
     name: str
     problems: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ class TracedStep(NamedTuple):
 
 
 def check_run(reference: RunFolder, disturbed: RunFolder) -> list[ChaosCheck]:
-    """All checks that only read the two run folders."""
+    """Return all checks that only read the two run folders."""
     checks = [
         check_end(reference, disturbed),
         check_steps(reference, disturbed),
@@ -56,18 +56,18 @@ def check_run(reference: RunFolder, disturbed: RunFolder) -> list[ChaosCheck]:
 
 
 def check_end(reference: RunFolder, disturbed: RunFolder) -> ChaosCheck:
-    """The last step and the final digest are equal."""
+    """Check that the last step and the final digest are equal."""
     name = "the run ended with the digest of the undisturbed run"
     expected, found = read_end(reference), read_end(disturbed)
     if found is None:
-        return ChaosCheck(name, ("it has not recorded its end",))
+        return ChaosCheck(name, ("it did not record its end",))
     if expected is None or (expected["step"], expected["digest"]) != (found["step"], found["digest"]):
         return ChaosCheck(name, (f"expected {_end_in_words(expected)}, found {_end_in_words(found)}",))
     return ChaosCheck(name)
 
 
 def check_steps(reference: RunFolder, disturbed: RunFolder) -> ChaosCheck:
-    """Every step is equal, including those that a later attempt made again."""
+    """Check that every step is equal, including those that a later attempt repeated."""
     expected = dict(read_run_trace(reference.trace))
     problems = []
     seen = set()
@@ -78,20 +78,20 @@ def check_steps(reference: RunFolder, disturbed: RunFolder) -> ChaosCheck:
             continue
         differing = next((phase for phase in PHASES if phases.get(phase) != expected[step].get(phase)), None)
         if differing is not None:
-            problems.append(f"step {step}: its {differing} is not that of the undisturbed run")
+            problems.append(f"step {step}: its {differing} differs from the undisturbed run")
     problems += [f"step {step} was never made" for step in sorted(expected.keys() - seen)]
     return ChaosCheck("every step of every attempt had the same samples, loss, gradient and state", tuple(problems))
 
 
 def check_resumes(disturbed: RunFolder) -> ChaosCheck:
-    """Where the steps go back, a new attempt must have started, and resumed from exactly that step."""
+    """Check that a new attempt started wherever the steps go back, and resumed from exactly that step."""
     name = "every attempt resumed exactly where its checkpoint was, without a gap"
     starts = iter([event for event in _read_events(disturbed.events) if event.get("kind") == "start"])
     problems = []
     previous = None
     for step, _ in read_run_trace(disturbed.trace):
         if previous is None or step != previous + 1:
-            # Attempts that made no step, or resumed with the very next one, leave no break in the trace.
+            # Attempts that made no step, or resumed with the very next one, leave no gap in the trace.
             if not any(event.get("step") == step - 1 for event in starts):
                 problems.append(f"after step {previous or 0} came step {step}, but no attempt started there")
                 break
@@ -102,7 +102,7 @@ def check_resumes(disturbed: RunFolder) -> ChaosCheck:
 
 
 def check_evaluations(reference: RunFolder, disturbed: RunFolder) -> ChaosCheck:
-    """The histories of evaluations are equal."""
+    """Check that the histories of evaluations are equal."""
     name = "the evaluations are the same, each once"
     if read_json(reference.history) == read_json(disturbed.history):
         return ChaosCheck(name)
@@ -110,8 +110,8 @@ def check_evaluations(reference: RunFolder, disturbed: RunFolder) -> ChaosCheck:
 
 
 def check_designs(reference: RunFolder, disturbed: RunFolder) -> ChaosCheck:
-    """A search evaluated the same designs. One that was interrupted may be repeated, one that was finished may not."""
-    name = "the same designs were evaluated, and none again that was finished"
+    """Check that a search evaluated the same designs. An interrupted evaluation may be repeated, a finished one not."""
+    name = "the same designs were evaluated, and no finished one again"
     expected, found = _count_designs(reference), _count_designs(disturbed)
     problems = [f"{key} was evaluated {count} times" for key, count in found.items() if count > 1]
     problems += [f"{key} was never evaluated" for key in expected.keys() - found.keys()]
@@ -125,7 +125,7 @@ def _count_designs(run: RunFolder) -> Counter[str | None]:
 
 
 def check_audit(disturbed: RunFolder, variables: Mapping[str, str]) -> ChaosCheck:
-    """Run `lockstep ckpt audit`, with these environment variables besides ours."""
+    """Run `lockstep ckpt audit` with these environment variables in addition to ours."""
     name = "each sample of each epoch was used exactly once (lockstep ckpt audit)"
     code, text = _run_lockstep(["ckpt", "audit", str(disturbed.path)], variables)
     if code == 0:
@@ -134,7 +134,7 @@ def check_audit(disturbed: RunFolder, variables: Mapping[str, str]) -> ChaosChec
 
 
 def check_saved(reference: RunFolder, disturbed: RunFolder, variables: Mapping[str, str]) -> ChaosCheck:
-    """Run `lockstep ckpt digest`, with these environment variables besides ours."""
+    """Run `lockstep ckpt digest` with these environment variables in addition to ours."""
     name = "the last checkpoint holds the final state (lockstep ckpt digest)"
     end = read_end(reference)
     expected = "" if end is None else str(end["digest"])
@@ -155,29 +155,29 @@ def _run_lockstep(arguments: Sequence[str], variables: Mapping[str, str]) -> tup
 
 
 def num_steps_made(run: RunFolder) -> int:
-    """Over all attempts, including steps that were made again."""
+    """Return the number of steps over all attempts, including repeated ones."""
     return len(read_run_trace(run.trace))
 
 
 def num_attempts(run: RunFolder) -> int:
-    """How often the run was started or resumed."""
+    """Return how often the run was started or resumed."""
     return sum(event.get("kind") == "start" for event in _read_events(run.events))
 
 
 def read_end(run: RunFolder) -> dict[str, Any] | None:
-    """The run's end event, if it has come to its end."""
+    """Return the run's end event, if it reached its end."""
     ends = [event for event in _read_events(run.events) if event.get("kind") == "end"]
     return ends[-1] if ends and "digest" in ends[-1] else None
 
 
 def read_run_trace(path: Path) -> list[TracedStep]:
-    """All steps in the order in which they were made."""
+    """Return all steps in the order in which they were made."""
     lines = [line for line in _read_events(path) if "step" in line and "phases" in line]
     return [TracedStep(line["step"], line["phases"]) for line in lines]
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file; None if it is missing or damaged."""
+    """Return the content of a JSON file; None if it is missing or damaged."""
     try:
         return parse_json(path.read_bytes())
     except (OSError, ValueError):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.command_line.output_paths import trial_folder
-from lockstep.config import environment
+from lockstep.command_line.trial_runs import check_trial_config, has_data_workers, require_no_launcher, trial_overrides
 from lockstep.errors import UserError
 
 if TYPE_CHECKING:
@@ -26,11 +26,19 @@ def chaos(
     ] = 0,
     nproc: Annotated[
         int,
-        typer.Option("-n", "--nproc-per-node", metavar="N", min=1, help="Processes at most; the job is resized too."),
+        typer.Option(
+            "-n",
+            "--nproc-per-node",
+            metavar="N",
+            min=1,
+            help="Maximum number of processes; the job also runs on fewer.",
+        ),
     ] = 2,
     keep: Annotated[
         Path | None,
-        typer.Option("--keep", metavar="DIR", help="Keep the runs here; default: only if something was lost."),
+        typer.Option(
+            "--keep", metavar="DIR", help="Folder for the runs; default: a temporary one, kept if something was lost."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print only the verdict, as JSON.")] = False,
 ) -> None:
@@ -40,22 +48,21 @@ def chaos(
     lockstep chaos digits --kills 20 --seed 1
     lockstep chaos mine.yaml checkpoint.every=50 --kills 100 --seed 7 -n 4
 
-    First, one run is made undisturbed. Then faults are injected into further runs, in every phase: ranks, data workers
-    and launchers are killed, and the job is resized. These runs must make the same steps, use each sample once, end
-    with the same bits, and leave nothing behind. The same seed plans the same faults. Exit code 0 if nothing was lost,
-    3 otherwise.
+    First makes one undisturbed run. Then injects faults into further runs, in every phase: kills ranks, data workers
+    and launchers, and resizes the job. These runs must make the same steps, use each sample once, end with the same
+    bits, and leave nothing behind. The same seed plans the same faults.
+
+    Exit code 0 if nothing was lost, 3 otherwise.
     """
     from lockstep.chaos.chaos_trial import ChaosOptions
-    from lockstep.command_line.trial_runs import check_trial_config, has_data_workers, trial_overrides
     from lockstep.recipes.registry import load_recipe
 
     if sys.platform != "linux":
         raise UserError(f"lockstep chaos needs /proc, which {sys.platform} does not have: use Linux")
-    if environment.read_role(nproc_given=False) == "worker":
-        raise UserError("lockstep chaos starts its own processes: run it once, without a launcher")
+    require_no_launcher("chaos")
     changes = overrides or []
     _, settings = load_recipe(config, changes)
-    check_trial_config(settings, nproc)  # before time is spent on the undisturbed run
+    check_trial_config(settings, nproc)  # before spending time on the undisturbed run
     options = ChaosOptions(kills, seed, nproc, with_data_workers=has_data_workers(settings))
     raise typer.Exit(_run(keep, config, [*changes, *trial_overrides(settings)], options, as_json))
 

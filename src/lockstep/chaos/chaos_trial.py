@@ -1,4 +1,4 @@
-"""Run a config undisturbed, then with injected faults, by the real `lockstep train`, and summarize what was found."""
+"""Run a config undisturbed, then with injected faults, through the real `lockstep train`, and summarize the result."""
 
 import shutil
 import tempfile
@@ -18,6 +18,7 @@ from lockstep.chaos.launched_job import LaunchedJob
 from lockstep.config import environment
 from lockstep.errors import EXIT_FAILED, LockstepError
 from lockstep.events.run_folder import RunFolder
+from lockstep.observe.text_format import count_noun
 
 _MAX_LOG_CHARS = 20_000
 
@@ -28,15 +29,15 @@ class ChaosOptions:
 
     kills: int
     seed: int
-    processes: int  # at most
+    processes: int  # maximum
     with_data_workers: bool
 
 
 @dataclass(frozen=True)
 class ChaosVerdict:
-    """What came of it: the checks of every round, and statistics."""
+    """The result: the checks of every round, and statistics."""
 
-    kills: int  # that were asked for
+    kills: int  # requested
     stats: InjectionStats
     rounds: tuple[tuple[ChaosCheck, ...], ...]
     digest: str
@@ -50,32 +51,34 @@ class ChaosVerdict:
         return all(check.is_passed for checks in self.rounds for check in checks)
 
     def lines(self) -> list[str]:
-        """The verdict for a person to read."""
+        """Return the verdict for a person to read."""
         stats = self.stats
         lines = [str(check) for check in self._merged_checks()]
         lines.append(
-            f"{_count(stats.num_kills, 'kill')} ({_listed(self._victims())}; {_listed(self._phases())}), "
-            f"{_count(self._num_stops, 'stop')}"
+            f"{count_noun(stats.num_kills, 'kill')} ({_listed(self._victims())}; {_listed(self._phases())}), "
+            f"{count_noun(self._num_stops, 'stop')}"
         )
         recovered = stats.recovered_s
-        times = f"; back in {median(recovered):.1f} s (median), {max(recovered):.1f} s at most" if recovered else ""
+        times = (
+            f"; recovered in {median(recovered):.1f} s (median), at most {max(recovered):.1f} s" if recovered else ""
+        )
         lines.append(
-            f"{_count(len(self.rounds), 'run')}, {_count(stats.num_launches, 'launcher')}, "
-            f"{_count(stats.num_attempts, 'attempt')}, {_count(stats.num_repeated, 'step')} made again{times}"
+            f"{count_noun(len(self.rounds), 'run')}, {count_noun(stats.num_launches, 'launcher')}, "
+            f"{count_noun(stats.num_attempts, 'attempt')}, {count_noun(stats.num_repeated, 'step')} repeated{times}"
         )
         if stats.gave_up:
-            lines.append(f"{_count(len(stats.gave_up), 'launcher')} gave up; the last: {stats.gave_up[-1]}")
+            lines.append(f"{count_noun(len(stats.gave_up), 'launcher')} gave up; the last: {stats.gave_up[-1]}")
         if not self._is_nothing_lost:
             lines.append("something was lost")
         elif self.exit_code != 0:
             made = f"{stats.num_kills} of {self.kills} kills"
-            lines.append(f"nothing was lost, but only {made} could be made: choose a config that runs for longer")
+            lines.append(f"nothing was lost, but only {made} were possible: choose a config that runs for longer")
         else:
             lines.append(f"nothing was lost: digest {self.digest}")
         return lines
 
     def as_json(self) -> dict[str, Any]:
-        """The verdict for a program to read."""
+        """Return the verdict for a program to read."""
         stats = self.stats
         return {
             "ok": self.exit_code == 0,
@@ -94,7 +97,7 @@ class ChaosVerdict:
         }
 
     def _merged_checks(self) -> list[ChaosCheck]:
-        """Each check over all rounds."""
+        """Merge each check over all rounds."""
         by_name: dict[str, list[str]] = {}
         for number, checks in enumerate(self.rounds, start=1):
             for check in checks:
@@ -103,7 +106,7 @@ class ChaosVerdict:
 
     @property
     def _num_stops(self) -> int:
-        """Stops after which the target went on."""
+        """The number of stops after which the target continued."""
         return self.stats.num_hits - self.stats.num_kills
 
     def _victims(self) -> Counter[str]:
@@ -123,10 +126,10 @@ def run_chaos(
     """Train undisturbed, then with faults, and compare.
 
     Args:
-        config: A YAML file or a recipe's name.
-        overrides: The user's, and those of `trial_overrides`.
-        options: How many faults, and of which kind.
-        folder: For the runs, the plan and the log of faults.
+        config: A YAML file or the name of a built-in recipe.
+        overrides: The user's overrides, and those of `trial_overrides`.
+        options: How many faults, and of which kinds.
+        folder: Where to put the runs, the plan and the log of faults.
         report: Called with a line of progress.
     """
     settings = [config, *overrides]
@@ -161,7 +164,7 @@ def _run_reference(settings: Sequence[str], folder: Path, memory: Path) -> dict[
         code = job.wait()
     finally:
         job.kill()
-        processes.kill_all()  # what it leaves behind must not be blamed on a fault
+        processes.kill_all()  # anything left behind must not be blamed on a fault
     end = read_end(run)
     if code != 0 or end is None or not read_run_trace(run.trace):
         text = log.read_text(errors="replace").rstrip()[-_MAX_LOG_CHARS:]
@@ -173,7 +176,3 @@ def _run_reference(settings: Sequence[str], folder: Path, memory: Path) -> dict[
 
 def _listed(counter: Counter[str]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counter.most_common())
-
-
-def _count(num: int, noun: str) -> str:
-    return f"{num:,} {noun}" if num == 1 else f"{num:,} {noun}s"

@@ -1,7 +1,7 @@
-"""Carry out a fault plan: train one config, injecting faults, until all kills are made; check each run at its end.
+"""Carry out a fault plan: train one config, inject faults until all kills are made, and check each run at its end.
 
-A run that ends before the last fault is checked, and the next round begins in a fresh folder. When the launcher was
-killed, or has given up, it is started again on the number of processes that the plan says: that is the resize.
+A run that ends before the last fault is checked, and the next round begins in a new folder. When the launcher was
+killed, or has given up, it is started again on the number of processes in the plan: that resizes the job.
 """
 
 import json
@@ -29,7 +29,7 @@ from lockstep.chaos.launched_job import (
     JobProgress,
     LaunchedJob,
     ProgressWatcher,
-    is_back,
+    has_recovered,
     is_training,
 )
 from lockstep.config import environment
@@ -38,7 +38,7 @@ from lockstep.supervision.failure_report import describe_place
 from lockstep.supervision.heartbeat import Heartbeat, Phase
 
 _POLL_S = 0.002
-_MOMENT_TIMEOUT_S = 20.0  # for a moment that may not come; then the fault is injected anyway
+_MOMENT_TIMEOUT_S = 20.0  # for a moment that may not come; after that the fault is injected anyway
 _STUCK_S = 120.0
 _UNLIMITED_RESTARTS = "1000000"
 _MAX_LOG_CHARS = 2000
@@ -70,7 +70,7 @@ class InjectionStats:
     recovered_s: list[float] = field(default_factory=list)
     num_launches: int = 0
     num_attempts: int = 0
-    num_repeated: int = 0  # steps that were made again
+    num_repeated: int = 0  # steps
     gave_up: list[str] = field(default_factory=list)  # ends of the logs of launchers that ended by themselves
 
     @property
@@ -84,12 +84,12 @@ class InjectionStats:
 
     @property
     def num_hits(self) -> int:
-        """Kills, and stops after which the target went on."""
+        """The number of kills, and of stops after which the target continued."""
         return sum(fault.is_hit for fault in self.injected)
 
 
 class _Outage(NamedTuple):
-    """A kill from which the job has not come back yet."""
+    """A kill from which the job has not recovered yet."""
 
     description: str
     since: float
@@ -111,10 +111,10 @@ class FaultInjector:
 
         Args:
             settings: The config and its overrides, as `lockstep train` takes them.
-            folder: For the rounds' run folders and logs; the undisturbed run is in its `reference`.
+            folder: Where to put the rounds' run folders and logs; the undisturbed run is in its `reference`.
             memory: The folder for the launchers' shared memory.
             plan: The faults, in order.
-            first_processes: How many the first launcher starts.
+            first_processes: The number of processes of the first launcher.
             report: Called with a line of progress.
         """
         self.stats = InjectionStats()
@@ -132,7 +132,7 @@ class FaultInjector:
         self._last_kill_at = 0.0
         self._is_disturbed = False  # since the launcher was started
         self._outage: _Outage | None = None
-        self._problems: list[str] = []  # that have ended this round
+        self._problems: list[str] = []  # that ended this round
         self._leftovers = LeftoverCheck(self._processes, memory)
         self._reference = RunFolder(folder / "reference")
         self._stuck_s = _STUCK_S
@@ -159,7 +159,7 @@ class FaultInjector:
         return rounds
 
     def _relax_next_fault(self) -> bool:
-        """A whole run had no moment for the next fault: inject it as soon as there are steps. False if it was so."""
+        """Drop the conditions of the next fault, since a whole run had no moment for it; False if it has none left."""
         relaxed = replace(self._pending[0], victim="launcher", moment="step", after_steps=0, delay_s=0.0)
         was_relaxed, self._pending[0] = self._pending[0] == relaxed, relaxed
         return not was_relaxed
@@ -191,7 +191,7 @@ class FaultInjector:
         started_at = self._last_kill_at if fault.victim in ("launcher", "fork server", "everything") else None
         while self._job.exit_code() is None:
             progress, now = self._look(), time.monotonic()
-            if progress.first_step is None:  # `_look` has its own limit for coming back
+            if progress.first_step is None:  # `_look` has its own time limit for recovery
                 deadline = now + _MOMENT_TIMEOUT_S
             if started_at is None and (progress.heartbeats or fault.victim == "data worker"):
                 started_at = now
@@ -221,13 +221,13 @@ class FaultInjector:
             try:
                 time.sleep(fault.stop_s)
             finally:
-                later = self._job.find_target(fault)  # the ranks of a stopped launcher or fork server went on
+                later = self._job.find_target(fault)  # the ranks of a stopped launcher or fork server continued
                 if later is not None and later.pid == target.pid:
                     heartbeat = later.heartbeat
                 is_saving, at = _is_saving(run, heartbeat), time.monotonic()
                 is_hit = self._send(target, signal.SIGKILL if fault.is_kill else signal.SIGCONT)
         self._record(fault, target, heartbeat, is_saving=is_saving, is_hit=is_hit)
-        if not is_hit:  # it has just ended by itself: try the same fault again, so that the kills add up
+        if not is_hit:  # it has just ended by itself: repeat the fault, so that the number of kills is right
             if fault.is_kill:
                 self._pending.appendleft(fault)
             return
@@ -240,7 +240,7 @@ class FaultInjector:
 
     def _after_kill(self, fault: PlannedFault, target: FaultTarget, what: str, at: float, run: RunFolder) -> None:
         assert self._job is not None
-        self._end_outage("killed again before it was back")
+        self._end_outage("killed again before it recovered")
         self._outage = _Outage(f"kill {self.stats.num_kills} of {self._planned_kills}: {what}", at)
         self._last_kill_at = at
         self._watcher.expect_ranks_to_end(self._job)
@@ -252,7 +252,7 @@ class FaultInjector:
             self._start_launcher(run)
 
     def _send(self, target: FaultTarget, number: signal.Signals) -> bool:
-        """Signal the target; return whether it was still there."""
+        """Send a signal to the target; return whether it was still there."""
         is_hit = self._processes.send(target.pid, number)
         if target.name == "everything":
             for process in self._processes.find():
@@ -281,7 +281,7 @@ class FaultInjector:
         append_json_line(self._folder / "attacks.jsonl", injected._asdict())
 
     def _is_run_over(self, run: RunFolder, *, wait: bool) -> bool:
-        """Whether the run is done. A launcher that gave up is started again. `wait`: until the launcher has ended."""
+        """Is the run done? A launcher that gave up is started again. `wait`: until the launcher has ended."""
         assert self._job is not None
         while wait and self._job.exit_code() is None and not self._problems:
             self._look()
@@ -307,7 +307,7 @@ class FaultInjector:
         return False
 
     def _look(self) -> JobProgress:
-        """Read the heartbeats, and note whether the job has come back, or is stuck."""
+        """Read the heartbeats, and check whether the job has recovered or is stuck."""
         assert self._job is not None
         progress = self._watcher.look(self._job)
         if progress.is_new:
@@ -315,7 +315,7 @@ class FaultInjector:
             if self._outage is not None:
                 took_s = time.monotonic() - self._outage.since
                 self.stats.recovered_s.append(took_s)
-                self._end_outage(f"back after step {progress.first_step} in {took_s:.1f} s")
+                self._end_outage(f"recovered after step {progress.first_step} in {took_s:.1f} s")
         if self._watcher.idle_s > self._stuck_s:
             processes = ", ".join(map(str, self._processes.find()))
             self._problems.append(f"no progress for {self._stuck_s:.0f} s: {processes}")
@@ -334,7 +334,7 @@ class FaultInjector:
         end = read_end(self._reference)
         self.stats.num_repeated += max(0, num_steps_made(run) - (end["step"] if end else 0))
         return [
-            ChaosCheck("after every fault the run went on, to its end", tuple(self._problems)),
+            ChaosCheck("after every fault the run continued to its end", tuple(self._problems)),
             *check_run(self._reference, run),
             check_audit(run, self._processes.variables),
             check_saved(self._reference, run, self._processes.variables),
@@ -343,7 +343,7 @@ class FaultInjector:
 
 
 def append_json_line(path: Path, line: Mapping[str, Any]) -> None:
-    """Append a JSON object to a file of one per line."""
+    """Append a JSON object to a file with one object per line."""
     with path.open("a") as file:
         file.write(json.dumps(line) + "\n")
 
@@ -364,8 +364,8 @@ def _has_come(fault: PlannedFault, progress: JobProgress, run: RunFolder) -> boo
 
 
 def _is_saving(run: RunFolder, heartbeat: Heartbeat | None) -> bool:
-    """Whether a checkpoint is being written; a draft seen before an attempt is back was left by an earlier one."""
-    return heartbeat is not None and is_back(heartbeat) and _has_draft(run)
+    """Is a checkpoint being written? A draft seen before an attempt has recovered was left by an earlier one."""
+    return heartbeat is not None and has_recovered(heartbeat) and _has_draft(run)
 
 
 def _has_draft(run: RunFolder) -> bool:

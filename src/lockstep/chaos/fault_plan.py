@@ -1,6 +1,6 @@
 """The plan of faults to inject: drawn from a seed before anything starts, so that it can be repeated.
 
-Which process is hit exactly depends on what is running at that moment; `PlannedFault.lot` decides among the candidates.
+Which process is hit depends on what is running at that moment; `PlannedFault.lot` decides among the candidates.
 """
 
 import random
@@ -27,7 +27,7 @@ _TARGET_WEIGHTS: dict[TargetKind, int] = {
 _ACTS: dict[Act, int] = {"kill": 85, "stop, then kill": 15}
 # "start": shortly after the previous fault, while a restart or a new launcher is coming up.
 _MOMENTS: dict[Moment, int] = {"start": 30, "step": 35, "save": 25, "evaluation": 10}
-_PAUSES_PER_KILL = 0.15  # additional faults that stop a process and let it go on
+_PAUSES_PER_KILL = 0.15  # additional faults that stop a process and let it continue
 
 # A launcher takes about three seconds to start, a rank about one: faults are spread over all of it.
 _MAX_START_DELAY_S: dict[TargetKind, float] = {"launcher": 3.0, "fork server": 3.0, "everything": 3.0}
@@ -45,14 +45,14 @@ class PlannedFault:
     lot: float  # from 0 to 1: chooses among several candidates
     act: Act
     moment: Moment
-    after_steps: int  # steps since the job came back; not used for `start`
-    delay_s: float  # after the moment has come; for `start`, after the previous fault or the target's own start
+    after_steps: int  # steps since the job recovered; not used for `start`
+    delay_s: float  # after the moment; for `start`, after the previous fault or the target's own start
     stop_s: float  # how long a stop lasts
     processes: int  # of the next launcher, if this one ends
 
     @property
     def is_kill(self) -> bool:
-        """Whether the target does not survive it."""
+        """Does the fault end its target?"""
         return self.act != "stop, then let go on"
 
     def as_json(self) -> dict[str, Any]:
@@ -66,9 +66,9 @@ def draw_fault_plan(
 
     Args:
         seed: The same seed and arguments draw the same plan.
-        kills: How many faults kill; a few more only stop a process for a while.
-        processes: The most processes that a launcher starts; the fewest is 1.
-        steps: How long the run is.
+        kills: The number of faults that kill; a few more only stop a process for a while.
+        processes: The largest number of processes that a launcher starts; the smallest is 1.
+        steps: The number of steps of the run.
         with_data_workers: Whether there are data workers to hit.
     """
     draw = random.Random(f"lockstep chaos {seed}")

@@ -1,6 +1,6 @@
-"""The processes of a job, through /proc: find and signal them, and check that they leave nothing behind.
+"""The processes of a job, found through /proc: signal them, and check that they leave nothing behind.
 
-A process belongs to the job if a marker is in its environment, which everything that it starts inherits.
+A process belongs to the job if its environment contains a marker, which everything that it starts inherits.
 """
 
 import os
@@ -34,26 +34,26 @@ class JobProcess(NamedTuple):
 
 @dataclass(frozen=True)
 class MarkedProcesses:
-    """All processes that have `name=value` in their environment."""
+    """All processes with `name=value` in their environment."""
 
     name: str
     value: str
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment that marks a process."""
+        """The variables that mark a process."""
         return {self.name: self.value}
 
     def find(self) -> list[JobProcess]:
-        """Those that are running or stopped; zombies have no environment any more."""
+        """Return those that are running or stopped; zombies have no environment any more."""
         return [process for pid in _pids() if (process := self._read(pid)) is not None]
 
     def is_marked(self, pid: int) -> bool:
-        """Whether this process exists and is one of them."""
+        """Does this process exist, and is it one of them?"""
         return self._read(pid) is not None
 
     def send(self, pid: int, number: signal.Signals) -> bool:
-        """Signal a process, but only if it is one of them; return whether it was."""
+        """Send a signal to a process, but only if it is one of them; return whether it was."""
         if not self.is_marked(pid):
             return False
         with suppress(ProcessLookupError):
@@ -62,7 +62,7 @@ class MarkedProcesses:
         return False
 
     def kill_all(self) -> None:
-        """Kill all of them, including any that start while this looks."""
+        """Kill all of them, including any that start in the meantime."""
         deadline = time.monotonic() + _KILL_TIMEOUT_S
         while (left := self.find()) and time.monotonic() < deadline:
             for process in left:
@@ -70,14 +70,14 @@ class MarkedProcesses:
             time.sleep(_POLL_S)
 
     def wait_until_gone(self, timeout_s: float) -> list[JobProcess]:
-        """Wait until none of them is left, and return those that are at the timeout."""
+        """Wait until none of them is left; return those that are still there at the timeout."""
         deadline = time.monotonic() + timeout_s
         while (left := self.find()) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
         return left
 
     def listening_sockets(self) -> set[str]:
-        """The inodes of the TCP sockets on which they listen now."""
+        """Return the inodes of the TCP sockets on which they listen now."""
         return {inode for process in self.find() for inode in _sockets_of(process.pid)} & listening_tcp_sockets()
 
     def _read(self, pid: int) -> JobProcess | None:
@@ -104,21 +104,21 @@ class LeftoverCheck:
         self._problems: list[str] = []  # since the last check
 
     def record_sockets(self) -> None:
-        """Remember the sockets that listen now: they must be closed in the end."""
+        """Remember the sockets that listen now: they must be closed at the end."""
         self._sockets |= self._processes.listening_sockets()
 
     def expect_processes_to_end(self, how: str, timeout_s: float = _EXIT_TIMEOUT_S) -> None:
-        """Wait for the processes of a launcher that ended, `how`; those that do not end are noted, and killed."""
+        """Wait for the processes of a launcher that ended `how`; note and kill those that do not end."""
         left = self._processes.wait_until_gone(timeout_s)
         self._problems += [f"{timeout_s:g} s after its launcher {how}, {process} was still there" for process in left]
         self._processes.kill_all()
 
     def expect_no_shared_memory(self) -> None:
-        """Look for shared memory after a launcher that ended by itself."""
+        """Look for shared memory left by a launcher that ended by itself."""
         self._problems += [f"shared memory: {path.name}" for path in self._memory.iterdir()]
 
     def check(self) -> ChaosCheck:
-        """What was left behind since the last call, and the sockets that still listen."""
+        """Return what was left behind since the last call, including sockets that still listen."""
         left = self._sockets & listening_tcp_sockets()
         sockets = [f"{len(left)} of its sockets still listen"] if left else []
         problems, self._problems = self._problems, []
@@ -126,7 +126,7 @@ class LeftoverCheck:
 
 
 def listening_tcp_sockets() -> set[str]:
-    """The inodes of all TCP sockets of this machine that listen."""
+    """Return the inodes of all listening TCP sockets of this machine."""
     rows = (row.split() for row in _tcp_rows())
     return {row[9] for row in rows if len(row) > 9 and row[3] == _TCP_LISTEN}
 

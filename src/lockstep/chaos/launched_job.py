@@ -46,7 +46,7 @@ class LaunchedJob:
         self.started_at = time.monotonic()
 
     def exit_code(self) -> int | None:
-        """The launcher's exit code; None while it runs."""
+        """Return the launcher's exit code; None while it runs."""
         return self._launcher.poll()
 
     def wait(self) -> int:
@@ -59,7 +59,7 @@ class LaunchedJob:
         self._launcher.wait()
 
     def heartbeats(self) -> dict[int, Heartbeat]:
-        """By rank, of those that have begun; dead ones are included until the next attempt begins."""
+        """Return the heartbeats by rank; those of dead ranks are included until the next attempt begins."""
         found: dict[int, Heartbeat] = {}
         with suppress(FileNotFoundError):  # a launcher may remove its folder at any time
             for path in self._memory.glob("*/rank-*.heartbeat"):
@@ -71,13 +71,13 @@ class LaunchedJob:
         return found
 
     def remove_shared_memory(self) -> None:
-        """Remove what a killed launcher left, as the next one would; what its run keeps in memory stays."""
+        """Remove what a killed launcher left, as the next one would; what its run keeps in memory is not removed."""
         for path in set(self._memory.iterdir()) - self._memory_before:
             if path.is_dir() and all(entry.name == ".lock" or "rank-" in entry.name for entry in path.iterdir()):
                 shutil.rmtree(path)
 
     def find_target(self, fault: PlannedFault) -> FaultTarget | None:
-        """The process to hit, if there is one now."""
+        """Return the process to hit, if there is one now."""
         heartbeats = self.heartbeats()
         ranks = {rank: heartbeats[rank] for rank in sorted(heartbeats)}
         ranks = {rank: beat for rank, beat in ranks.items() if self._processes.is_marked(beat.pid)}
@@ -111,15 +111,15 @@ class LaunchedJob:
 
 
 class JobProgress(NamedTuple):
-    """Where the attempt that is alive stands, as far as its heartbeats show."""
+    """The progress of the attempt that is alive, as far as its heartbeats show."""
 
     heartbeats: Mapping[int, Heartbeat]  # by rank
-    first_step: int | None  # completed updates when it came back; None: it is not back yet
-    is_new: bool  # it came back just now
+    first_step: int | None  # completed updates when it recovered; None: it has not recovered yet
+    is_new: bool  # it recovered just now
 
     @property
     def num_steps(self) -> int:
-        """Steps made since it came back."""
+        """Steps made since it recovered."""
         return max(heartbeat.step for heartbeat in self.heartbeats.values()) - (self.first_step or 0)
 
 
@@ -136,33 +136,33 @@ class ProgressWatcher:
         """Read the heartbeats."""
         everyone = job.heartbeats()
         alive = {rank: beat for rank, beat in everyone.items() if beat.pid not in self._ending_pids}
-        # Of all ranks: a rank does not necessarily end with a data worker that had done its work already.
+        # Of all ranks: a rank does not necessarily end with a data worker that had finished its work.
         seen = (job, {(beat.pid, beat.step, beat.phase) for beat in everyone.values()})
         if seen != self._last_seen:
             self._last_seen, self._last_change_at = seen, time.monotonic()
         attempt = frozenset(beat.pid for beat in alive.values())
-        is_new = bool(alive) and attempt not in self._first_steps and all(map(is_back, alive.values()))
+        is_new = bool(alive) and attempt not in self._first_steps and all(map(has_recovered, alive.values()))
         if is_new:
             self._first_steps[attempt] = max(beat.step for beat in alive.values())
         return JobProgress(alive, self._first_steps.get(attempt), is_new)
 
     def expect_ranks_to_end(self, job: LaunchedJob) -> None:
-        """A process was killed: all ranks that run now are about to end."""
+        """Note that a process was killed: all ranks that run now are about to end."""
         self._ending_pids |= {heartbeat.pid for heartbeat in job.heartbeats().values()}
 
     @property
     def idle_s(self) -> float:
-        """For how long nothing has changed."""
+        """How long nothing has changed."""
         return time.monotonic() - self._last_change_at
 
 
 def is_training(heartbeat: Heartbeat) -> bool:
-    """Whether the rank is in a step, or a search's generation."""
+    """Is the rank in a step, or in a search's generation?"""
     return heartbeat.phase in (*STEP_PHASES, *GENERATION_PHASES)
 
 
-def is_back(heartbeat: Heartbeat) -> bool:
-    """Whether the rank has started up: it makes steps, or is beyond them."""
+def has_recovered(heartbeat: Heartbeat) -> bool:
+    """Has the rank started up? It is making steps, or is past them."""
     return is_training(heartbeat) or heartbeat.phase in (
         Phase.SAVING,
         Phase.EVALUATING,

@@ -1,4 +1,4 @@
-"""`lockstep ckpt ls` and `verify`: list a folder of checkpoints, and compare every file with its hash."""
+"""`lockstep ckpt ls` and `lockstep ckpt verify`: list a run's checkpoints, and compare every file with its hash."""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -14,7 +14,7 @@ class CheckpointEntry(NamedTuple):
 
     step: int
     path: Path
-    problem: str | None  # with its manifest: if set, nothing else is known
+    problem: str | None  # with its manifest; if set, nothing else is known
     num_bytes: int = 0
     saved_at: str | None = None
     processes: int | None = None
@@ -24,7 +24,7 @@ class CheckpointEntry(NamedTuple):
 
 
 class CheckResult(NamedTuple):
-    """What comparing a checkpoint's files with their hashes has found."""
+    """The result of comparing a checkpoint's files with their hashes."""
 
     step: int
     path: Path
@@ -34,14 +34,14 @@ class CheckResult(NamedTuple):
 
 
 def checkpoint_entries(store: CheckpointStore) -> Iterator[CheckpointEntry]:
-    """Describe each checkpoint of a folder, the newest first."""
+    """Describe each checkpoint of a folder, newest first."""
     best, is_latest = store.newest_readable_best(), True
     for step in store.steps():
         path = store.path(step)
         try:
             manifest = store.manifest(step)
         except CheckpointError as error:
-            if path.exists():  # else the run, which is still training, has just pruned it
+            if path.exists():  # otherwise the run, which is still training, has just pruned it
                 yield CheckpointEntry(step, path, str(error))
             continue
         facts = manifest.facts
@@ -70,7 +70,7 @@ def check_files(
 
     Args:
         store: The folder of checkpoints.
-        step: Which one.
+        step: The step of the checkpoint.
         show_progress: Called with a line of text before each file.
     """
     path = store.path(step)

@@ -1,4 +1,4 @@
-"""`lockstep ckpt`: the commands `ls`, `verify`, `audit`, `digest`, `diff` and `export`. None of them changes a run."""
+"""`lockstep ckpt`: the commands `ls`, `verify`, `audit`, `digest`, `diff` and `export`. They never change a run."""
 
 import json
 import os
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from lockstep.errors import EXIT_FAILED, UserError
+from lockstep.observe.text_format import count_noun, format_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,7 +40,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 @app.command("ls")
 def list_checkpoints(run: RunPath, as_json: AsJson = False) -> None:
-    """List a run's checkpoints, the newest first."""
+    """List a run's checkpoints, newest first."""
     from lockstep.ckpt.checkpoint_list import checkpoint_entries
 
     with _reading(run):
@@ -82,7 +83,9 @@ def verify_checkpoints(
             results.append(result)
             show("")
             if not as_json:
-                whole = f"{result.path}: {_count(result.num_files, 'file')} of {_size(result.num_bytes)}, intact"
+                whole = (
+                    f"{result.path}: {count_noun(result.num_files, 'file')} of {format_bytes(result.num_bytes)}, intact"
+                )
                 print("\n".join(f"damaged: {line}" for line in result.problems) or whole, flush=True)
     is_intact = not any(result.problems for result in results)
     if as_json:
@@ -91,14 +94,14 @@ def verify_checkpoints(
     _exit(is_intact)
 
 
-@app.command("audit")
+@app.command("audit", short_help="Prove that every sample was used exactly once.")
 def audit_run(run: RunPath, as_json: AsJson = False) -> None:
     """Prove that every sample of every finished epoch was used exactly once.
 
-    Kills, restarts and a changed number of processes make no difference. The event history is compared with what the
-    checkpoints recorded of it. Epochs are counted from 1.
+    Kills, restarts and a changed number of processes make no difference. The event history is also compared with what
+    the checkpoints recorded of it. Epochs are counted from 1.
 
-    Exit code 0: no fault was found; 3: there are faults, and they are listed.
+    Exit code 0: no faults were found; 3: faults were found, and are listed.
     """
     from lockstep.ckpt.sample_audit import audit_samples
 
@@ -112,11 +115,11 @@ def audit_run(run: RunPath, as_json: AsJson = False) -> None:
     _exit(not result.faults)
 
 
-@app.command("digest")
+@app.command("digest", short_help="Print the sha256 of everything that training changes.")
 def print_digest(run: RunOrCheckpoint, step: StepOption = None, as_json: AsJson = False) -> None:
     """Print the sha256 of everything that training changes: weights, buffers, optimizer state.
 
-    It is the digest that the run itself printed at that step. Equal digests mean equal bits.
+    This is the digest that the run itself printed at that step. Equal digests mean equal bits.
     """
     from lockstep.engine.state_digest import digest
 
@@ -129,14 +132,14 @@ def print_digest(run: RunOrCheckpoint, step: StepOption = None, as_json: AsJson 
         print(found)
 
 
-@app.command("diff")
+@app.command("diff", short_help="Show which tensors differ between two checkpoints.")
 def diff_checkpoints(
     first: Annotated[Path, typer.Argument(metavar="A", help="A run folder or a checkpoint folder.")],
-    second: Annotated[Path, typer.Argument(metavar="B", help="Another one, or the same.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="Another run or checkpoint folder, or the same one.")],
     step: StepOption = None,
     other_step: Annotated[
         int | None,
-        typer.Option("--other-step", metavar="M", min=0, help="The checkpoint of step M for B; default: as for A."),
+        typer.Option("--other-step", metavar="M", min=0, help="The checkpoint of step M of B; default: as for A."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -164,25 +167,25 @@ def diff_checkpoints(
         for text in map(str, differences):
             # A tensor's name in an untrusted file can contain terminal control codes.
             print(text if text.isprintable() else ascii(text))
-        same = f"equal in all {_count(num_tensors, 'tensor')}"
-        differ = f"{len(differences):,} of {_count(num_tensors, 'tensor')} differ"
+        same = f"equal in all {count_noun(num_tensors, 'tensor')}"
+        differ = f"{len(differences):,} of {count_noun(num_tensors, 'tensor')} differ"
         print(f"{left.path} and {right.path}: {differ if differences else same}")
     _exit(not differences)
 
 
-@app.command("export")
+@app.command("export", short_help="Write a checkpoint's weights to one file.")
 def export_checkpoint(
     run: RunOrCheckpoint,
     target: Annotated[Path, typer.Argument(metavar="TARGET", help="FILE.safetensors, or FILE.pt.")],
     step: StepOption = None,
-    best: Annotated[bool, typer.Option("--best", help="The best checkpoint by the run's metric.")] = False,
+    best: Annotated[bool, typer.Option("--best", help="The best checkpoint, by the run's metric.")] = False,
     weights: Annotated[
-        str, typer.Option("--weights", metavar="NAME", help="Which weights; average: their moving average.")
+        str, typer.Option("--weights", metavar="NAME", help="Which weights: model, or average (their moving average).")
     ] = "model",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace TARGET if it exists.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a checkpoint's weights as one file, a plain state dict, for use without lockstep.
+    """Write a checkpoint's weights to one file, a plain state dict, for use without lockstep.
 
     \b
     lockstep ckpt export runs/mine model.safetensors --best --weights average
@@ -192,7 +195,7 @@ def export_checkpoint(
     if best and step is not None:
         raise UserError(f"--best and --step {step} both choose a checkpoint: give only one of them")
     if best and _is_checkpoint(run):
-        raise UserError(f"{run} is one checkpoint: --best chooses among those of a run folder; omit it")
+        raise UserError(f"{run} is one checkpoint: --best chooses among a run's checkpoints; omit it")
     if not overwrite and os.path.lexists(target):
         raise UserError(f"{target} exists: choose another name, or pass --overwrite")
     with _reading(run):
@@ -202,7 +205,7 @@ def export_checkpoint(
     if as_json:
         _print_json({"source": str(source), "weights": weights, "target": str(made), "num_bytes": size})
     else:
-        print(f"{made}: {_size(size)}, {weights} of {source}")
+        print(f"{made}: {format_bytes(size)}, {weights} of {source}")
 
 
 class _Chosen(NamedTuple):
@@ -218,7 +221,7 @@ class _Chosen(NamedTuple):
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Turn errors of the operating system into a line for the user."""
+    """Turn an OSError into a line for the user."""
     try:
         yield
     except OSError as error:
@@ -227,7 +230,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _progress_line() -> Iterator[Callable[[str], None]]:
-    """Show a line of progress on the terminal, removed at the end. Without a terminal, show nothing."""
+    """Show a line of progress on a terminal, removed at the end; show nothing without one."""
     shown_at = 0.0
 
     def show(text: str) -> None:
@@ -245,7 +248,7 @@ def _progress_line() -> Iterator[Callable[[str], None]]:
 
 
 def _folder(path: Path) -> Path:
-    """Return `path`, which must be a folder."""
+    """Return `path`; raise a `UserError` if it is not a folder."""
     if not path.is_dir():
         raise UserError(f"{path} is not a folder: expected a run folder, such as runs/digits")
     return path
@@ -268,7 +271,7 @@ def _step_of(path: Path) -> int | None:
 
 
 def _store(run: Path) -> "CheckpointStore":
-    """Return a run folder's checkpoints, of which there must be at least one."""
+    """Return a run folder's checkpoints; raise a `UserError` if there are none."""
     from lockstep.checkpoint.checkpoint_store import CheckpointStore
 
     inner = _folder(run) / "checkpoints"
@@ -281,13 +284,13 @@ def _store(run: Path) -> "CheckpointStore":
 
 
 def _choose(path: Path, step: int | None, option: str = "--step") -> _Chosen:
-    """Return the checkpoint that `path` and the option mean: the folder itself, or a run's newest, or a step's."""
+    """Return the checkpoint that `path` and `step` select: the folder itself, a run's newest, or that of a step."""
     from lockstep.checkpoint.checkpoint_store import CheckpointStore
 
     if _is_checkpoint(_folder(path)):
         own = _step_of(path)
         if own is None:
-            raise UserError(f"{path} is a checkpoint that was renamed: give it back its name, step-N")
+            raise UserError(f"{path} is a checkpoint that was renamed: rename it back to step-N")
         if step not in (None, own):
             raise UserError(f"{option} {step}: {path} is the checkpoint of step {own}")
         return _Chosen(CheckpointStore(path.resolve().parent), own)
@@ -327,19 +330,7 @@ def _row(entry: "CheckpointEntry") -> tuple[str, ...]:
     metric = next((f"{printable_value(name)} {value:.6g}" for name, value in numbers), "")
     processes = "" if entry.processes is None else str(entry.processes)
     saved_at = "" if entry.saved_at is None else printable_value(entry.saved_at)
-    return (str(entry.step), _size(entry.num_bytes), saved_at, processes, metric, ", ".join(marks))
-
-
-def _size(num_bytes: int) -> str:
-    size, units = float(num_bytes), iter(("kB", "MB", "GB", "TB"))
-    unit = "bytes"
-    while size >= 1000 and unit != "TB":
-        size, unit = size / 1000, next(units)
-    return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
-
-
-def _count(num: int, noun: str) -> str:
-    return f"{num:,} {noun}" if num == 1 else f"{num:,} {noun}s"
+    return (str(entry.step), format_bytes(entry.num_bytes), saved_at, processes, metric, ", ".join(marks))
 
 
 def _print_json(value: Mapping[str, Any] | Sequence[Any]) -> None:

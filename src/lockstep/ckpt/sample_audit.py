@@ -1,8 +1,8 @@
 """`lockstep ckpt audit`: was every sample of every finished epoch used exactly once?
 
-It reads the ledger, the checkpoints' manifests and the event history, and trusts none of them alone. Commits must lead
-back to the start of the run; their batches must follow each other and add up to what the checkpoints say; the positions
-that they list must be those of the batches, each once; and the event history must begin as each checkpoint recorded it.
+It reads the ledger, the checkpoints' manifests and the event history, and cross-checks them: the commits must lead back
+to the start of the run; their batches must follow each other and add up to what the checkpoints say; the positions that
+they list must be those of the batches, each once; and the event history must begin as each checkpoint recorded it.
 """
 
 import hashlib
@@ -18,6 +18,7 @@ from lockstep.checkpoint.manifest import CheckpointError, Manifest
 from lockstep.ckpt.sample_coverage import LoaderCoverage, ShowProgress, loader_coverage
 from lockstep.errors import UserError
 from lockstep.events.run_folder import RunFolder
+from lockstep.observe.text_format import count_noun
 
 _CHUNK_BYTES = 2**20
 _MAX_LISTED = 8
@@ -25,19 +26,18 @@ _MAX_LISTED = 8
 
 @dataclass(frozen=True)
 class SampleAudit:
-    """What the audit of a run has found."""
+    """The result of auditing a run."""
 
     turns: tuple[LoaderCoverage, ...]  # of the run's loaders, in the order of their use
     num_commits: int
-    num_undone: int  # commits of attempts that were undone: the weights have not seen their samples
-    processes: tuple[int, ...]  # the number of processes in each attempt on the path
+    num_undone: int  # commits of attempts that were undone, so the weights do not reflect their samples
+    processes: tuple[int, ...]  # the number of processes of each attempt that was not undone
     notes: tuple[str, ...]  # what could not be checked
     faults: tuple[str, ...]
 
     def __str__(self) -> str:
         turns = "; then ".join(map(str, self.turns)) or "nothing was consumed yet"
-        commits = f"{self.num_commits:,} commit{'' if self.num_commits == 1 else 's'}"
-        attempts = f"{len(self.processes)} attempt{'' if len(self.processes) == 1 else 's'}"
+        commits, attempts = count_noun(self.num_commits, "commit"), count_noun(len(self.processes), "attempt")
         undone = f" ({self.num_undone:,} more were undone)" if self.num_undone else ""
         return f"{turns}; {commits} over {attempts} on {_listed(self.processes)}{undone}"
 
@@ -63,7 +63,7 @@ class SampleAudit:
 
 
 def audit_samples(run_folder: Path, show_progress: ShowProgress = lambda _text: None) -> SampleAudit:
-    """Check everything that a run has recorded about its samples.
+    """Check everything that a run recorded about its samples.
 
     Args:
         run_folder: The run.
@@ -101,7 +101,7 @@ def _manifests(folder: RunFolder, notes: list[str]) -> list[Manifest]:
         try:
             manifest = store.manifest(step)
         except CheckpointError as error:
-            if store.path(step).exists():  # else the run, which is still training, has just pruned it
+            if store.path(step).exists():  # otherwise the run, which is still training, has just pruned it
                 notes.append(f"skipped: {error}")
             continue
         if run_id in (None, manifest.run_id):
@@ -124,7 +124,7 @@ def _check_positions(lineage: Lineage, manifests: Sequence[Manifest], faults: Fa
 
 
 class _EventsMark(NamedTuple):
-    """How long the event history was when a step was saved, and the hash of all of it."""
+    """The size of the event history when a step was saved, and the hash of all of it."""
 
     size: int
     sha256: str
@@ -174,8 +174,7 @@ def _hash_next(file: BinaryIO, num_bytes: int, hashed: "hashlib._Hash") -> int:
 def _listed(processes: Sequence[int]) -> str:
     """Format the processes of each attempt: `4, 1 and 2 processes`; after many attempts only the first few."""
     if len(set(processes)) <= 1:
-        number = processes[0] if processes else 0
-        return f"{number} process{'' if number == 1 else 'es'}"
+        return count_noun(processes[0] if processes else 0, "process")
     shown = [str(number) for number in processes[:_MAX_LISTED]]
     if len(processes) > _MAX_LISTED:
         return f"{', '.join(shown)} … processes"

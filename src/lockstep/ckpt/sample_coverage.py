@@ -1,4 +1,4 @@
-"""Checks that every sample was used once, from the positions that the commits in the ledger list.
+"""Check that every sample was used once, from the positions listed by the commits in the ledger.
 
 A run uses one loader after another. In each epoch of a loader, every position that its batches reach must be consumed
 or dropped once, in the order of the batches; and the epoch's order must map these positions to different samples.
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from lockstep.checkpoint.ledger import Commit, Faults, PositionRange, Span, printable_value
 from lockstep.data.lanes import Batching, Tail
 from lockstep.data.sample_order import ORDER_VERSION, SampleOrder
+from lockstep.observe.text_format import count_noun
 
 _MAX_LENGTH = 2**31
 _CHUNK = 2**16  # positions at once
@@ -25,7 +26,7 @@ ShowProgress = Callable[[str], None]
 
 
 class PartialEpoch(NamedTuple):
-    """An epoch of which a loader used only a part: it is not over, or another loader was used before or after."""
+    """An epoch that a loader used only partly: it is not over, or another loader was used before or after."""
 
     epoch: int
     start: int  # position
@@ -33,7 +34,7 @@ class PartialEpoch(NamedTuple):
 
 
 class LoaderCoverage(NamedTuple):
-    """The consecutive batches of one loader, and what the audit found about them."""
+    """The consecutive batches of one loader, and the audit's result for them."""
 
     kind: str
     batches: range
@@ -50,7 +51,7 @@ class LoaderCoverage(NamedTuple):
         words = []
         if self.num_finished:
             dropped = f" or dropped ({self.num_dropped:,} per epoch)" if self.num_dropped else ""
-            epochs = _count(self.num_finished, "finished epoch")
+            epochs = count_noun(self.num_finished, "finished epoch")
             words.append(f"{epochs}: each of {self.num_samples:,} samples exactly once{dropped}")
         for epoch, start, stop in self.partial:
             percent = 100 * (stop - start) // self.num_samples
@@ -75,7 +76,7 @@ def loader_coverage(path: Sequence[Commit], faults: Faults, show_progress: ShowP
 
     Args:
         path: The run's commits, from the first to the newest.
-        faults: What is wrong is added here.
+        faults: The list to which faults are added.
         show_progress: Called with a line of text now and then.
     """
     loaders: list[list[_Use]] = []
@@ -115,7 +116,7 @@ def _check_loader(uses: Sequence[_Use], faults: Faults, show_progress: ShowProgr
 
 
 def _data_problem(data: Mapping[str, Any]) -> str | None:
-    """Say why the samples at the data's positions cannot be computed, or return None."""
+    """Return why the samples at the data's positions cannot be computed, or None if they can."""
     length, batch = data.get("length"), data.get("global_batch")
     if type(length) is not int or not 1 <= length <= _MAX_LENGTH:
         return f"its data set has {printable_value(length)} samples: expected 1 to {_MAX_LENGTH:,}"
@@ -154,7 +155,7 @@ def _expected_dropped(batching: Batching, batches: range) -> Iterator[PositionRa
 def _check_records(
     commit: Commit, name: str, listed: Sequence[PositionRange], expected: Iterator[PositionRange], faults: Faults
 ) -> None:
-    """Compare up to the first difference: with forged batch numbers, what is expected may be endless."""
+    """Compare up to the first difference: with forged batch numbers, the expected ranges may be endless."""
     for found, wanted in zip_longest(listed, expected):
         if found != wanted:
             found_text = "nothing more" if found is None else f"positions {found}"
@@ -180,7 +181,7 @@ def _check_batches(uses: Sequence[_Use], faults: Faults) -> None:
 
 
 class _Epochs:
-    """The epochs that a loader's batches reach."""
+    """Checks the epochs that a loader's batches reach."""
 
     def __init__(
         self, batching: Batching, batches: range, data: Mapping[str, Any], faults: Faults, show_progress: ShowProgress
@@ -211,7 +212,7 @@ class _Epochs:
             elif is_covered:
                 partial.append(PartialEpoch(epoch, expected.start, expected.stop))
         if num_more := len(reached) - sum(epoch in reached for epoch in [*covered, *absent]):
-            self._faults.add(f"{_count(num_more, 'more epoch')}: no sample was used")
+            self._faults.add(f"{count_noun(num_more, 'more epoch')}: no sample was used")
         dropped = len(self._batching.dropped())
         return LoaderCoverage("indexed", self._batches, self._batching.length, dropped, num_finished, tuple(partial))
 
@@ -230,7 +231,7 @@ class _Epochs:
             if ranges:
                 samples = ", ".join(str(order[position]) for position in _first_of(ranges))
                 num = sum(map(len, ranges))
-                self._faults.add(f"epoch {epoch + 1:,}: {_count(num, 'sample')} {what}: {_listed(samples, num)}")
+                self._faults.add(f"epoch {epoch + 1:,}: {count_noun(num, 'sample')} {what}: {_listed(samples, num)}")
         if unexpected:
             places = ", ".join(f"{part.start:,} to {part.stop - 1:,}" for part in unexpected[:_MAX_LISTED])
             self._faults.add(f"epoch {epoch + 1:,}: positions were used that no batch reaches: {places}")
@@ -294,7 +295,3 @@ def _listed(samples: str, num: int) -> str:
 def _chunks(bitmap: npt.NDArray[np.uint8]) -> Iterator[npt.NDArray[np.uint8]]:
     for start in range(0, len(bitmap), _CHUNK):
         yield bitmap[start : start + _CHUNK]
-
-
-def _count(num: int, noun: str) -> str:
-    return f"{num:,} {noun}" if num == 1 else f"{num:,} {noun}s"

@@ -18,7 +18,7 @@ class TensorDifference(NamedTuple):
     right: str | None
     num_elements: int = 0
     num_different: int = 0  # in their bits
-    num_nonfinite: int = 0  # of those, where a side is NaN or infinite: not counted below
+    num_nonfinite: int = 0  # of the different ones, where either side is NaN or infinite; not included below
     max_abs: float = 0.0
     relative: float = 0.0  # norm of the difference divided by the norm of the left side
 

@@ -1,1 +1,1 @@
-"""What several commands share: launch options, trial runs, and files written for the user."""
+"""Code that several commands share: launch options, trial runs, and files written for the user."""

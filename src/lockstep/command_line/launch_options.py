@@ -1,4 +1,4 @@
-"""The options of every command that launches processes: torchrun's, by the same names, and those of supervision."""
+"""The options of every command that launches processes: torchrun's, by the same names, and options for supervision."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ def _options(
             "-n",
             "--nproc-per-node",
             metavar="N|auto|MIN:MAX",
-            help="Processes on this machine; auto: one per device; 2:4: four, but fewer if restarts fail.",
+            help="Processes on this machine; auto: one per device; 2:4: start 4, or as few as 2 if restarts fail.",
         ),
     ] = None,
     nnodes: Annotated[int | None, typer.Option("--nnodes", metavar="N", help="Number of machines.")] = None,
@@ -34,11 +34,17 @@ def _options(
     master_port: Annotated[int | None, typer.Option("--master-port", metavar="PORT", help="Port on machine 0.")] = None,
     rdzv_endpoint: Annotated[
         str | None,
-        typer.Option("--rdzv-endpoint", metavar="HOST:PORT", help="Where machines meet, instead of address and port."),
+        typer.Option(
+            "--rdzv-endpoint", metavar="HOST:PORT", help="Where machines meet; replaces --master-addr and -port."
+        ),
     ] = None,
     max_restarts: Annotated[
         int | None,
-        typer.Option("--max-restarts", metavar="N", help="Restart all ranks at most this often without a new step."),
+        typer.Option(
+            "--max-restarts",
+            metavar="N",
+            help="Restart all ranks at most N times without a new step; default: 3 for train, 0 for run.",
+        ),
     ] = None,
     grace_s: Annotated[
         float, typer.Option("--grace", metavar="S", help="Seconds to save and exit after SIGTERM or Ctrl-C.")
@@ -48,7 +54,7 @@ def _options(
         typer.Option(
             "--hang-limit",
             metavar="S|off",
-            help="Seconds without progress that count as a hang; grows with the longest the run has needed.",
+            help="Seconds without progress that count as a hang; more for phases that have taken longer.",
         ),
     ] = f"{_DEFAULTS.hang_limit_s:g}",
     on_hang: Annotated[
@@ -56,7 +62,7 @@ def _options(
         typer.Option("--on-hang", help="What to do after a hang; default: restart a run that can resume, else stop."),
     ] = None,
     cold: Annotated[
-        bool, typer.Option("--cold", help="Start every rank as a new Python, not as a fork with torch imported.")
+        bool, typer.Option("--cold", help="Start each rank as a new Python process, not as a fork with torch imported.")
     ] = False,
     incidents: Annotated[
         Path | None,
@@ -65,13 +71,13 @@ def _options(
         ),
     ] = None,
 ) -> None:
-    """Declares the options; only its signature is used."""
+    """Declare the options; only its signature is used."""
 
 
 def takes_launch_options(*, max_restarts: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorate a command: replace its parameter `plan` by the launch options, from which the plan is made.
+    """Decorate a command: replace its parameter `plan` with the launch options, from which the plan is made.
 
-    `max_restarts` is the default of that option. The plan is None if this process is to do the work itself.
+    `max_restarts` is the default of that option. The plan is None if this process does the work itself.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -93,7 +99,7 @@ def takes_launch_options(*, max_restarts: int) -> Callable[[Callable[..., None]]
 
 
 def check_launch_options(nproc: str, values: Mapping[str, Any]) -> None:
-    """Raise the errors that a launch with these parsed options, on `nproc` processes, would raise."""
+    """Raise the errors that a launch on `nproc` processes with these parsed options would raise."""
     given = {name: values[name] for name in inspect.signature(_options).parameters}
     plan = _make_plan(0, **(given | {"nproc": nproc}))
     if plan is not None:
@@ -116,7 +122,7 @@ def _make_plan(
     cold: bool,
     incidents: Path | None,
 ) -> LaunchPlan | None:
-    """The launch to make, or None if this process is to do the work itself."""
+    """Return the launch to make, or None if this process does the work itself."""
     if nproc is None or environment.read_role(nproc_given=True) != "agent":
         given = {
             "--nnodes": nnodes,
@@ -146,7 +152,7 @@ def _make_plan(
 
 
 class NprocRange(NamedTuple):
-    """What `-n` asks for."""
+    """The value of the option `-n`."""
 
     most: int | Literal["auto"]  # started at first
     least: int | None  # None: never fewer

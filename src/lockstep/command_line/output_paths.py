@@ -1,4 +1,4 @@
-"""Files and folders that commands write for the user: never over existing ones, unless asked to."""
+"""Files and folders that commands write for the user; existing ones are never overwritten unless the user asks."""
 
 import shutil
 import tempfile
@@ -37,7 +37,7 @@ class TrialFolder:
 
 @contextmanager
 def trial_folder(keep: Path | None, name: str) -> Iterator[TrialFolder]:
-    """Give a command a folder for its runs: `keep`, new or empty; or a temporary one, removed unless `is_kept`."""
+    """Provide a folder for a command's runs: `keep`, new or empty; or a temporary one, removed unless `is_kept`."""
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
         raise UserError(f"--keep {keep}: expected a folder that is new or empty")
     try:

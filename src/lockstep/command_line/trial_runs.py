@@ -1,4 +1,4 @@
-"""Trial runs that commands start and compare: what their config must be, what overrides it, and how they are run."""
+"""The trial runs that commands start and compare: checks of their config, the overrides for it, and how to run them."""
 
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -10,28 +10,34 @@ from lockstep.errors import UserError
 if TYPE_CHECKING:  # importing pydantic takes a while
     from lockstep.config.job_schema import JobConfig
 
-# Overrides that change no bit: without loggers, which may call other services, …
+# Overrides that do not affect the result: no loggers, which may call other services, …
 _OVERRIDES = ("trace=true", "log.tensorboard=false", "log.wandb=null")
-# … without one machine's share of lanes, …
+# … no assignment of lanes that is meant for one machine, …
 _TRAINING_OVERRIDES = ("lanes_per_rank=null",)
-# … and without an end that depends on the clock.
+# … and no end that depends on the clock.
 _SEARCH_OVERRIDES = ("max_runtime_hours=null",)
 
 _STOP_GRACE_S = 10.0
 
 
+def require_no_launcher(command: str) -> None:
+    """Raise a `UserError` if a launcher started this process, for a command that starts its own processes."""
+    if environment.read_role(nproc_given=False) == "worker":
+        raise UserError(f"lockstep {command} starts its own processes: run it once, without a launcher")
+
+
 def check_trial_config(config: "JobConfig", processes: int = 1) -> None:
-    """Refuse a config whose result depends on the number of processes, and more processes than it has lanes."""
+    """Refuse a config whose result depends on the number of processes, or more processes than it has lanes."""
     from lockstep.config.train_schema import Config
     from lockstep.data.lanes import choose_lanes, share_lanes
 
     if not isinstance(config, Config):  # a search gives the same result on any number of processes
         return
     if config.determinism != "lockstep":
-        raise UserError(f"determinism={config.determinism} promises no bits: add determinism=lockstep")
+        raise UserError(f"determinism={config.determinism} does not promise equal bits: add determinism=lockstep")
     if config.batch.per_device is not None:
         raise UserError(
-            f"batch.per_device={config.batch.per_device} means another batch on another number of processes: "
+            f"batch.per_device={config.batch.per_device}: the batch would depend on the number of processes; "
             "add batch.global=…"
         )
     assert config.batch.global_batch is not None
@@ -39,7 +45,7 @@ def check_trial_config(config: "JobConfig", processes: int = 1) -> None:
 
 
 def trial_overrides(config: "JobConfig", steps: int | None = None) -> list[str]:
-    """The overrides for a trial run of this config; `steps` limits its steps, or a search's generations."""
+    """Return the overrides for a trial run of this config; `steps` limits its steps, or a search's generations."""
     from lockstep.config.train_schema import Config
 
     if isinstance(config, Config):
@@ -50,7 +56,7 @@ def trial_overrides(config: "JobConfig", steps: int | None = None) -> list[str]:
 
 
 def has_data_workers(config: "JobConfig") -> bool:
-    """Whether runs of this config load data in worker processes."""
+    """Do runs of this config load data in worker processes?"""
     from lockstep.config.train_schema import Config
 
     return isinstance(config, Config) and config.workers > 0

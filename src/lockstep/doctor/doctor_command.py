@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lockstep.command_line.trial_runs import require_no_launcher
 from lockstep.config import environment
-from lockstep.errors import EXIT_FAILED, LockstepError, UserError
+from lockstep.errors import EXIT_FAILED, LockstepError
 from lockstep.launcher.launch_plan import LaunchPlan, start_agent
+from lockstep.supervision.linux_processes import available_cores
 
 if TYPE_CHECKING:
     from lockstep.doctor.machine_health import MachineInfo, ProbeResult
@@ -25,11 +27,11 @@ _MARKS = {"ok": "ok      ", "note": "note    ", "warning": "warning ", "problem"
 def doctor(
     nproc: Annotated[
         int | None,
-        typer.Option("-n", "--nproc-per-node", metavar="N", min=2, help="Also start N processes that communicate."),
+        typer.Option("-n", "--nproc-per-node", metavar="N", min=2, help="Also start and measure N processes."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print only the findings, as JSON.")] = False,
 ) -> None:
-    """Check this machine: versions, devices, memory, disk, leftover variables; with -n, also how N processes perform.
+    """Check this machine: versions, devices, memory, disk, environment variables; with -n, also N processes together.
 
     \b
     lockstep doctor
@@ -39,8 +41,8 @@ def doctor(
     """
     from lockstep.doctor.machine_health import examine_machine, is_fit
 
-    if environment.read_role(nproc_given=False) == "worker" and nproc is not None:
-        raise UserError("lockstep doctor starts its processes itself: start it once, without a launcher")
+    if nproc is not None:
+        require_no_launcher("doctor")
     machine = _inspect_machine()
     ranks = None if nproc is None else _probe(nproc)
     findings = examine_machine(machine, ranks)
@@ -70,7 +72,7 @@ def _inspect_machine() -> "MachineInfo":
         system=f"{platform.system()} {platform.machine()}",
         python=platform.python_version(),
         torch=torch.__version__,
-        cores=len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1,
+        cores=available_cores(),
         available_bytes=available_memory_bytes(),
         shared_free_bytes=None if shared is None else _free_bytes(shared),
         max_open_files=_max_open_files(),

@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def _time_work(world: World) -> float:
-    """Return the median time of some matrix products."""
+    """Return the median time of a fixed amount of matrix products."""
     matrix = torch.randn(_MATRIX_WIDTH, _MATRIX_WIDTH, device=world.device)
     return median(_time_products(matrix) for _ in range(_NUM_REPEATS))
 

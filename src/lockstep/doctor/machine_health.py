@@ -13,11 +13,11 @@ _OLDEST_TORCH = (2, 10)
 _MIN_SHARED_BYTES = 256 * 2**20
 _MIN_OPEN_FILES = 1024
 _SLOW_FLUSH_S = 1.0
-_SLOW_RATIO = 1.25  # of the time of the same work, to one process alone or to the other ranks
+_SLOW_RATIO = 1.25  # of the time of the same work, relative to one process alone or to the other ranks
 _SLOW_MESSAGE_S = 5e-3
 _TYPICAL_PARAMETERS = 25_000_000
 
-# If RANK is set, lockstep takes the process for a worker of another launcher.
+# If RANK is set, lockstep assumes that another launcher started the process as a worker.
 _PLACEMENT_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 _NEVER_WITHOUT_RANK = ("WORLD_SIZE", "LOCAL_RANK")
 
@@ -47,7 +47,7 @@ class MachineInfo(NamedTuple):
 
 
 class ProbeResult(NamedTuple):
-    """What several processes have measured together."""
+    """What several processes measured together."""
 
     backend: str
     device: str
@@ -59,7 +59,7 @@ class ProbeResult(NamedTuple):
 
     @property
     def slowdown(self) -> float:
-        """How many times as long the work takes when all ranks do it."""
+        """How many times as long the work takes when all ranks do it at once."""
         return median(self.together_s) / self.alone_s
 
 
@@ -78,7 +78,7 @@ def is_fit(findings: Sequence[HealthFinding]) -> bool:
 
 def _software(machine: MachineInfo) -> Iterator[HealthFinding]:
     yield HealthFinding(
-        "ok", f"{machine.system}, Python {machine.python}, torch {machine.torch}, {machine.cores} cores"
+        "ok", f"{machine.system}, Python {machine.python}, torch {machine.torch}, {count_noun(machine.cores, 'core')}"
     )
     version = tuple(int(part) for part in machine.torch.split("+")[0].split(".")[:2] if part.isdecimal())
     if version < _OLDEST_TORCH:
@@ -108,8 +108,8 @@ def _resources(machine: MachineInfo) -> Iterator[HealthFinding]:
     if machine.shared_free_bytes is not None and machine.shared_free_bytes < _MIN_SHARED_BYTES:
         yield HealthFinding(
             "warning",
-            f"only {machine.shared_free_bytes / 2**20:.0f} MiB of shared memory are free: data workers pass samples "
-            "through it, and runs keep their newest state there (in a container, raise --shm-size)",
+            f"only {machine.shared_free_bytes / 2**20:.0f} MiB of shared memory is free: data workers pass samples "
+            "through it, and runs keep their newest state in it (in a container, raise --shm-size)",
         )
     if machine.max_open_files is not None and machine.max_open_files < _MIN_OPEN_FILES:
         yield HealthFinding(
@@ -132,9 +132,9 @@ def _environment(machine: MachineInfo) -> Iterator[HealthFinding]:
     ]
     if warned:
         effect = (
-            ": without -n, lockstep takes this process for a worker of another launcher (unset to run alone)"
+            ": without -n, lockstep treats this process as a worker of another launcher (unset to run alone)"
             if is_worker
-            else ", but RANK is not: a launcher sets both (unset, or -n is ignored)"
+            else ", but RANK is not: a launcher sets both (unset them, or -n is ignored)"
         )
         yield HealthFinding(
             "warning", f"{', '.join(warned)} {'is' if len(warned) == 1 else 'are'} set in this shell{effect}"
@@ -153,7 +153,7 @@ def _communication(ranks: ProbeResult) -> Iterator[HealthFinding]:
         level,
         f"the smallest all-reduce takes {ranks.message_s * 1e3:.2f} ms, and each process sends "
         f"{ranks.bytes_per_s / 1e9:.2f} GB/s: gradients of {_TYPICAL_PARAMETERS // 10**6} million parameters take "
-        f"{transfer_s:.2f} s per step, overlapped with the backward pass as far as it lasts",
+        f"{transfer_s:.2f} s per step, overlapped with the backward pass",
     )
 
 
@@ -165,7 +165,7 @@ def _contention(machine: MachineInfo, ranks: ProbeResult) -> Iterator[HealthFind
         yield HealthFinding(
             "warning",
             f"together, each process takes {ranks.slowdown:.2f} times as long as one alone: they compete for the "
-            f"machine, and {count} are worth about {count / ranks.slowdown:.1f}",
+            f"machine, so {count} processes do the work of about {count / ranks.slowdown:.1f}",
         )
     else:
         yield HealthFinding("ok", f"together, each process takes {ranks.slowdown:.2f} times as long as one alone")

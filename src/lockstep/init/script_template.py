@@ -3,7 +3,7 @@
     python train.py
     lockstep run -n 2 train.py          # or: torchrun --nproc-per-node 2 train.py
 
-Start it again after whatever happened: it goes on from its newest checkpoint, on any number of processes.
+Start it again after any interruption: it resumes from its newest checkpoint, on any number of processes.
 """
 
 import argparse
@@ -29,13 +29,13 @@ def make_model() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 2))
 
 
-# Your loss: a sum and a count, so that parts of unequal size weigh right.
+# Your loss: a sum and a count, so that parts of unequal size are weighted correctly.
 def loss(model: nn.Module, batch: Any) -> tuple[Tensor, int]:
     inputs, labels = batch
     return F.cross_entropy(model(inputs), labels, reduction="sum"), len(labels)
 
 
-# Your metrics: the same, by name.
+# Your metrics: sums and counts too, by name.
 def metrics(model: nn.Module, batch: Any) -> dict[str, Any]:
     inputs, labels = batch
     return {"accuracy": ((model(inputs).argmax(1) == labels).sum(), len(labels))}
@@ -44,7 +44,7 @@ def metrics(model: nn.Module, batch: Any) -> dict[str, Any]:
 def main(world: lockstep.World) -> None:
     options = argparse.ArgumentParser()
     options.add_argument("--epochs", type=int, default=10)
-    options.add_argument("--global-batch", type=int, default=64, help="samples of a step, over all processes")
+    options.add_argument("--global-batch", type=int, default=64, help="samples per step, over all processes")
     options.add_argument("--lr", type=float, default=3e-3)
     options.add_argument("--run", default="runs/train", help="the folder for checkpoints and events")
     given = options.parse_args()
@@ -54,7 +54,7 @@ def main(world: lockstep.World) -> None:
     model = run.prepare(make_model())
     schedule = lockstep.Schedule.cosine(warmup="20 steps")
     optimizer = run.optimizer(model, lambda params: torch.optim.AdamW(params, lr=given.lr), schedule)
-    loader = run.loader(train_set, global_batch=given.global_batch, lanes=8)  # lanes: the most processes there may be
+    loader = run.loader(train_set, global_batch=given.global_batch, lanes=8)  # lanes: the maximum number of processes
     for step in run.steps(loader, epochs=given.epochs, save_every=100):
         step.accumulate(loss, model)
         step.update(optimizer)

@@ -1,6 +1,6 @@
 """The agent of one machine: starts its ranks, watches them, explains failures and hangs, and restarts.
 
-Torch's elastic agent is underneath: see `elastic_adapter`. `rank_monitor` sees how the ranks are doing.
+Built on torch's elastic agent: see `elastic_adapter`. `rank_monitor` reads the state of the ranks.
 """
 
 import os
@@ -39,19 +39,19 @@ from lockstep.supervision.failure_report import FailureContext, FailureVerdict, 
 from lockstep.supervision.hang_detector import HangDetector
 from lockstep.supervision.hang_report import HangReport
 from lockstep.supervision.heartbeat import COMPILER, LOOP_PHASES
-from lockstep.supervision.linux_processes import OutOfMemoryKills
+from lockstep.supervision.linux_processes import OutOfMemoryKills, available_cores
 
 _POLL_INTERVAL_S = 0.1
-_SAME_REQUEST_S = 0.2  # `timeout`, a scheduler or a wrapper may send the same signal twice
+_SAME_REQUEST_S = 0.2  # a repeat within this time is the same request: `timeout` or a scheduler may signal twice
 _TERMINATE_BEFORE_END_S = 5.0  # of the grace period
-_RESOLVE_WITHIN_S = 60.0  # the name of machine 0
+_RESOLVE_WITHIN_S = 60.0  # for machine 0's hostname
 
 
 def count_devices() -> int:
-    """Return how many processes `-n auto` means: one per GPU, or one per core that this process may use."""
+    """Return the number of processes for `-n auto`: one per GPU, or one per core that this process may use."""
     if torch.cuda.is_available():
         return torch.cuda.device_count()
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return available_cores()
 
 
 def run_agent(
@@ -62,14 +62,14 @@ def run_agent(
     *,
     rdzv_endpoint: str | None = None,
 ) -> int:
-    """Run the processes' target until all ranks are done or no restart helps; return the exit code.
+    """Run the target until all ranks are done or no restart helps; return the exit code.
 
     Args:
-        processes: the processes of this machine's ranks, none of them started.
-        nproc: how many to start.
+        processes: the processes of this machine's ranks, not yet started.
+        nproc: how many of them to start.
         node: this machine's place in the job.
         options: what to do about failures, hangs and stop requests.
-        rdzv_endpoint: where the machines meet through torch's c10d rendezvous; None: at machine 0.
+        rdzv_endpoint: the endpoint of torch's c10d rendezvous; None: the machines meet at machine 0.
     """
     if node.count > 1:
         wait_for_hostname(node.master_addr, _RESOLVE_WITHIN_S)
@@ -86,12 +86,12 @@ def run_agent(
                 agent.say(agent.stop_message or f"stopped on request ({stop.sigval.name})")
                 return EXIT_STOPPED
     if result is None or result.is_failed():
-        return agent.verdict.exit_code if agent.verdict else EXIT_FAILED  # None: another machine has ended the job
+        return agent.verdict.exit_code if agent.verdict else EXIT_FAILED  # None: another machine ended the job
     return 0
 
 
 class Agent(ElasticAgentAdapter):
-    """Notices each rank's end, tells the cause of a failure from its victims, and decides about restarts."""
+    """Notices when ranks end, tells the cause of a failure from its victims, and decides whether to restart."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Agent(ElasticAgentAdapter):
     ) -> None:
         super().__init__(nproc, rendezvous, options.max_restarts)
         self.verdict: FailureVerdict | None = None  # on the last failure
-        self.stop_message = ""  # of a rank that has stopped on request
+        self.stop_message = ""  # of a rank that stopped on request
         self._processes = processes
         self._folder = folder
         self._options = options
@@ -121,7 +121,7 @@ class Agent(ElasticAgentAdapter):
 
     def say(self, text: str) -> None:
         """Print a line to the terminal, if it is still there."""
-        with suppress(OSError, ValueError):  # Ctrl-C also ends a `| tee`: the ranks must be able to save nevertheless
+        with suppress(OSError, ValueError):  # Ctrl-C also ends a `| tee`, and the ranks must still be able to save
             print(f"lockstep: {text}", file=sys.stderr, flush=True)
 
     def start_ranks(self, ranks: Sequence[int], variables: Sequence[Mapping[str, str]]) -> list[int]:
@@ -162,11 +162,11 @@ class Agent(ElasticAgentAdapter):
         return RanksState.RUNNING
 
     def end_ranks(self) -> None:
-        """Kill what still runs."""
+        """Kill the ranks that are still running."""
         self._processes.end()
 
     def stop_on_request(self, number: signal.Signals) -> None:
-        """Ask the ranks to end, and wait for them; another signal kills them at once."""
+        """Ask the ranks to stop, and wait for them; another signal kills them at once."""
         running = [rank for rank in self._processes.ranks if rank.is_running]
         if not running:
             return
@@ -183,7 +183,7 @@ class Agent(ElasticAgentAdapter):
             rank.send(asked)
         time.sleep(_SAME_REQUEST_S)
         is_urgent = False
-        # Printed only now: its reader may send the next signal at once.
+        # Printed only now: whoever reads it may send the next signal at once.
         self.say(f"stopping {len(running)} ranks ({number.name}); signal again to kill them at once")
         asked_at = time.monotonic()
         is_terminated = asked == signal.SIGTERM
@@ -191,7 +191,7 @@ class Agent(ElasticAgentAdapter):
         while not is_urgent and not self._processes.wait_for_ends(_POLL_INTERVAL_S):
             waited_s = time.monotonic() - asked_at
             if waited_s > grace_s:
-                self.say(f"not all ranks have ended within {grace_s:g} s: killing them (--grace)")
+                self.say(f"not all ranks ended within {grace_s:g} s (--grace): killing them")
                 break
             if not is_terminated and waited_s > grace_s - min(_TERMINATE_BEFORE_END_S, grace_s / 2):
                 is_terminated = True
@@ -201,7 +201,7 @@ class Agent(ElasticAgentAdapter):
                 self.stop_message = end.report.error.partition(": ")[2]
 
     def _terminate_ranks_that_missed_the_interrupt(self) -> None:
-        """Python may lose a SIGINT, in an import for example.
+        """Send SIGTERM to ranks that have not reacted to SIGINT: Python may lose one, during an import for example.
 
         Not done sooner: it would kill a script that is saving its state on Ctrl-C.
         """
@@ -211,16 +211,16 @@ class Agent(ElasticAgentAdapter):
                 rank.send(signal.SIGTERM)
 
     def on_job_ended_elsewhere(self, reason: str) -> None:
-        """Say that another machine has ended the job."""
+        """Print why another machine ended the job."""
         self.say(reason)
 
     def restart_count(self) -> int:
-        """Of the job; with torch's own rendezvous, of this machine."""
+        """Return how often the job was restarted; with torch's own rendezvous, how often this machine was."""
         handler = self.rendezvous_handler
         return handler.num_restarts if isinstance(handler, FreshStoreRendezvous) else self._restart_policy.num_made
 
     def _end_hang(self, hang: HangReport) -> bool:
-        """Do as configured about a hang; return False if it was only to be reported."""
+        """Handle a hang as configured; return False if it was only reported."""
         heartbeats = self._monitor.heartbeats().values()
         is_in_loop = any(each is not None and each.phase in LOOP_PHASES for each in heartbeats)
         can_resume = is_in_loop or self._monitor.run_folder() is not None
@@ -244,7 +244,7 @@ class Agent(ElasticAgentAdapter):
         *,
         may_restart: bool = True,
     ) -> None:
-        """Print and keep what has happened, and decide whether to restart."""
+        """Print and keep the verdict, and decide whether to restart."""
         self.verdict = verdict
         self._print(verdict)
         decision = RestartDecision(False, "")
@@ -263,7 +263,7 @@ class Agent(ElasticAgentAdapter):
             self._tell_other_machines()
 
     def _tell_other_machines(self) -> None:
-        """Tell the agents of the other machines that this one will not come to another rendezvous."""
+        """Tell the agents of the other machines that this one will not join another rendezvous."""
         handler = self.rendezvous_handler
         if isinstance(handler, FreshStoreRendezvous):
             handler.announce_end()

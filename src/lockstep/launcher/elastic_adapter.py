@@ -5,10 +5,10 @@
 Torch's elastic agent brings the agents of all machines together, assigns ranks and runs the loop of start, monitor and
 restart. `ElasticAgentAdapter` leaves that to it and asks its subclass about the ranks themselves, through methods with
 public names. For this it overrides private methods of `SimpleElasticAgent`, which torch documents for subclasses but
-may change: `_rendezvous`, `_start_workers`, `_monitor_workers`, `_stop_workers`, `_shutdown`. And to decide about a
-restart it sets `_remaining_restarts`, which has no public counterpart. Seen in torch 2.11 and 2.13; between these,
-`_shutdown` was given a further argument, `timeout`. If a name is gone, the launch ends with one line that says so;
-`tests/contracts/test_private_names_elastic.py` says so before that.
+may change: `_rendezvous`, `_start_workers`, `_monitor_workers`, `_stop_workers`, `_shutdown`. To decide about a restart
+it sets `_remaining_restarts`, which has no public counterpart. Checked with torch 2.11 and 2.13; between these,
+`_shutdown` gained an argument, `timeout`. If a name is gone, the launch ends with a one-line error;
+`tests/contracts/test_private_names_elastic.py` finds it earlier.
 """
 
 import inspect
@@ -50,7 +50,7 @@ _RESTART_COUNTER = "_remaining_restarts"
 
 
 class RanksState(Enum):
-    """What a poll of this machine's ranks has found."""
+    """The result of polling this machine's ranks."""
 
     RUNNING = WorkerState.HEALTHY
     SUCCEEDED = WorkerState.SUCCEEDED
@@ -79,23 +79,23 @@ class ElasticAgentAdapter(SimpleElasticAgent, ABC):
 
     @abstractmethod
     def poll_ranks(self) -> RanksState:
-        """Wait a moment, and see how the ranks are doing."""
+        """Wait a moment, then check on the ranks."""
 
     @abstractmethod
     def stop_on_request(self, number: signal.Signals) -> None:
-        """A stop signal has come: have the ranks end by themselves. `end_ranks` follows."""
+        """Handle a stop signal: let the ranks end by themselves. `end_ranks` follows."""
 
     @abstractmethod
     def end_ranks(self) -> None:
-        """Kill the ranks that still run."""
+        """Kill the ranks that are still running."""
 
     @abstractmethod
     def on_job_ended_elsewhere(self, reason: str) -> None:
-        """Another machine has ended the job."""
+        """Handle the end of the job by another machine."""
 
     @abstractmethod
     def restart_count(self) -> int:
-        """Return how many restarts were made, for the ranks' TORCHELASTIC_RESTART_COUNT."""
+        """Return the number of restarts so far, for the ranks' TORCHELASTIC_RESTART_COUNT."""
 
     def allow_restart(self, is_allowed: bool) -> None:
         """Decide what happens after `poll_ranks` returns FAILED: restart all ranks, or end."""
@@ -103,11 +103,11 @@ class ElasticAgentAdapter(SimpleElasticAgent, ABC):
 
     @property
     def num_local_ranks(self) -> int:
-        """How many ranks this machine has, from the next start on."""
+        """How many ranks this machine has from the next start on."""
         return self.get_worker_group().spec.local_world_size
 
     def remove_one_rank(self) -> None:
-        """Have one rank less on this machine, from the next start on."""
+        """Start one rank fewer on this machine from the next start on."""
         self.get_worker_group().spec.local_world_size -= 1
 
     @property
@@ -142,13 +142,13 @@ class ElasticAgentAdapter(SimpleElasticAgent, ABC):
         self.end_ranks()
 
     def _shutdown(self, death_sig: signal.Signals | None = None, *_: Any, **__: Any) -> None:
-        """Torch calls this at every end; it gives a signal after a stop request alone."""
+        """Handle the end of the run: torch calls this every time, with a signal only after a stop request."""
         if death_sig is not None:
             self.stop_on_request(death_sig)
         self.end_ranks()
 
     def _variables(self, group: WorkerGroup, worker: Any) -> dict[str, str]:
-        """What torchrun sets for a worker, by the same names."""
+        """Return what torchrun sets for a worker, by the same names."""
         spec, handler = group.spec, group.spec.rdzv_handler
         return {
             "RANK": str(worker.global_rank),
@@ -195,7 +195,7 @@ def _attributes_used_by(agent: type) -> set[str]:
 
 @contextmanager
 def quiet_elastic_log() -> Iterator[None]:
-    """Silence the elastic agent's own log, which repeats what our verdict says better."""
+    """Silence the elastic agent's own log, which repeats less clearly what our verdict says."""
     elastic = logging.getLogger("torch.distributed.elastic")
     silence = logging.NullHandler()
     elastic.addHandler(silence)
@@ -209,7 +209,7 @@ def quiet_elastic_log() -> Iterator[None]:
 
 @contextmanager
 def stop_signals_raise() -> Iterator[None]:
-    """Have stop signals raise torch's `SignalException`, which its agent expects; restore the handlers at the end."""
+    """Make stop signals raise torch's `SignalException`, which its agent expects; restore the handlers at the end."""
 
     def stop(number: int, _frame: object) -> NoReturn:
         handle_stop_signals(lambda *_: None)  # a second exception would end the ranks before they were asked to
@@ -225,7 +225,7 @@ def stop_signals_raise() -> Iterator[None]:
 
 
 def handle_stop_signals(handler: Callable[[int, Any], Any]) -> None:
-    """Install a handler for the agent's stop signals, except for ignored ones."""
+    """Install a handler for the agent's stop signals, except for those that are ignored."""
     for number in _AGENT_STOP_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup and shells' background jobs ignore some
             signal.signal(number, handler)

@@ -1,17 +1,17 @@
-"""The fork server: a process that has torch imported already, and of which every rank is a fork.
+"""The fork server: a process that has already imported torch, from which every rank is forked.
 
 The agent starts it as `python -m lockstep.launcher.fork_server SOCKET WARMTH TARGET …`.
 
 [Note: fork server]
 
 Importing torch takes most of the time of a start or a restart. So one process imports it once, does nothing else with
-it (no thread, no CUDA), and every rank is a fork of it that has torch already. The agent and the server exchange lines
-of JSON. The agent asks for a rank, gets its process id, and later a message that it has ended; it releases a rank that
-has ended; and it may ask for a further module to be imported, if ranks turned out to need it.
+it (no thread, no CUDA), and every rank is a fork of that process. The agent and the server exchange lines of JSON. The
+agent asks for a rank, receives its process id, and later a message that the rank has ended; it releases a rank that has
+ended; and it may ask the server to import another module that ranks turned out to need.
 
 The server also reaps processes. An ended rank stays a zombie until the agent has released it, so that a signal for it
-never reaches another process with its id. Orphans of ranks become children of the server. When the agent is gone, so
-that its socket closes, the server kills all ranks with whatever they have started.
+cannot reach another process with a reused id. Orphans of ranks become children of the server. When the agent is gone
+and its socket closes, the server kills all ranks and whatever they have started.
 """
 
 import gc
@@ -42,7 +42,7 @@ from lockstep.supervision.linux_processes import (
 WARM = "warm"
 COLD = "cold"  # each rank is a fresh interpreter, for scripts that must import torch themselves
 
-# The closed socket says the same, but is not read during an import, and the ranks must not train on meanwhile.
+# The closed socket says the same, but is not read during an import, and the ranks must not keep training meanwhile.
 _AGENT_IS_GONE = signal.SIGRTMIN + 8 if sys.platform == "linux" else None
 
 _IGNORED_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)]
@@ -124,14 +124,14 @@ class _ForkedRanks:
         self._reap_orphans()
 
     def end(self) -> NoReturn:
-        """Kill everything and end: the agent is gone. A rank that is just being forked dies with this process."""
+        """Kill everything and exit: the agent is gone. A rank that is just being forked dies with this process."""
         for pid in self._running | self._ended:
             with suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
         deadline = time.monotonic() + _END_WITHIN_S  # do not wait for a process that the kernel holds up
         while time.monotonic() < deadline and (left := own_children()):
             for pid in left:
-                _kill(pid)  # what has left its rank's process group became our child when the rank died
+                _kill(pid)  # a process that left its rank's process group became our child when the rank died
             with suppress(ChildProcessError):
                 os.waitpid(-1, os.WNOHANG)
         os._exit(0)
@@ -142,7 +142,7 @@ class _ForkedRanks:
         if pid == 0:
             try:
                 self._become_rank(parent, variables)
-            except Exception:  # nobody else would print it
+            except Exception:  # nothing else would print it
                 traceback.print_exc()
             finally:
                 os._exit(1)
@@ -168,7 +168,7 @@ class _ForkedRanks:
         if pid in self._ended:
             os.waitpid(pid, 0)
             self._ended.remove(pid)
-        if not self._running | self._ended:  # the attempt is over, also for what has left its ranks' groups
+        if not self._running | self._ended:  # the attempt is over, also for processes that left their ranks' groups
             for orphan in own_children():
                 _kill(orphan)
 
@@ -182,19 +182,19 @@ class _ForkedRanks:
 
 
 def _modules_for(target: Sequence[str]) -> list[str]:
-    """Return what a target will surely import: torch, and more if it is lockstep's trainer or mentions lockstep."""
+    """Return the modules that a target is sure to import: torch, and more if it is or mentions lockstep."""
     modules = ["torch", "torch.distributed", "torch.utils.data"]
     if list(target[:2]) == ["-m", "lockstep"]:
         return [*modules, "lockstep.cli", "lockstep.train.train_job"]
     with suppress(OSError):
         script = Path(target[0]).read_bytes()
         modules += ["lockstep.train.trainer"] if b"lockstep" in script else []
-        modules += [COMPILER] if b"DistributedDataParallel" in script else []  # whose constructor imports it
+        modules += [COMPILER] if b"DistributedDataParallel" in script else []  # DDP's constructor imports it
     return modules
 
 
 def _reseed_numpy() -> None:
-    """Numpy's global generator was seeded on import: without this, all ranks would draw the same numbers from it."""
+    """Reseed numpy's global generator, which was seeded on import: all ranks would draw the same numbers from it."""
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()
 

@@ -1,6 +1,6 @@
 """The options of a launch, their checks, and the start of the agent that carries them out.
 
-Importing this is cheap (no torch), so `--help` and wrong options are answered at once.
+Importing this is cheap (no torch), so `--help` and errors about options appear at once.
 
     exit_code = start_agent(LaunchPlan(nproc=2), ["train.py", "--epochs", "3"])
 """
@@ -25,7 +25,7 @@ OnHang = Literal["restart", "stop", "report"]
 
 @dataclass(frozen=True)
 class SupervisionOptions:
-    """What an agent does about failures, hangs and stop requests."""
+    """What an agent does on failures, hangs and stop requests."""
 
     max_restarts: int = 0  # without progress
     min_nproc: int | None = None  # if restarts do not help, continue with fewer processes, but at least this many
@@ -81,7 +81,7 @@ def check_plan(plan: LaunchPlan) -> None:
     _check_supervision(plan.supervision)
     min_nproc = plan.supervision.min_nproc
     if min_nproc is not None and (min_nproc < 1 or (plan.nproc != "auto" and min_nproc > plan.nproc)):
-        raise UserError(f"-n {min_nproc}:{plan.nproc}: expected the fewest processes and the most, as in 2:4")
+        raise UserError(f"-n {min_nproc}:{plan.nproc}: expected MIN:MAX, as in 2:4")
     if plan.master_port is not None and not 0 < plan.master_port < 65536:
         raise UserError(f"--master-port {plan.master_port}: expected 1 to 65535")
     has_several_nodes = plan.nnodes is not None and plan.nnodes > 1
@@ -94,7 +94,7 @@ def check_plan(plan: LaunchPlan) -> None:
     if plan.rdzv_endpoint is not None and not re.fullmatch(r".+:\d{1,5}", plan.rdzv_endpoint):
         raise UserError(f"--rdzv-endpoint {plan.rdzv_endpoint}: expected HOST:PORT")
     if not has_several_nodes and plan.rdzv_endpoint is not None:
-        raise UserError(f"--rdzv-endpoint {plan.rdzv_endpoint} is where several machines meet: give --nnodes too")
+        raise UserError(f"--rdzv-endpoint {plan.rdzv_endpoint} is for several machines: give --nnodes too")
 
 
 def _check_supervision(options: SupervisionOptions) -> None:
@@ -103,7 +103,7 @@ def _check_supervision(options: SupervisionOptions) -> None:
     if not 0 <= options.grace_s < math.inf:
         raise UserError(f"--grace {options.grace_s}: expected a number of seconds, 0 or more")
     if options.hang_limit_s is not None and not 0 < options.hang_limit_s < math.inf:
-        raise UserError(f"--hang-limit {options.hang_limit_s:g}: expected seconds, more than 0, or off")
+        raise UserError(f"--hang-limit {options.hang_limit_s:g}: expected a number of seconds above 0, or off")
 
 
 def check_target(target: Sequence[str]) -> None:
@@ -119,7 +119,7 @@ def check_target(target: Sequence[str]) -> None:
 
 
 def node_of(plan: LaunchPlan, nproc: int) -> MachineNode:
-    """Return this machine's place in the job: from the options, else from the environment."""
+    """Return this machine's place in the job, from the options or else from the environment."""
     if plan.nnodes is None:
         return environment.read_node(nproc)
     host, _, _ = (plan.rdzv_endpoint or "").rpartition(":")

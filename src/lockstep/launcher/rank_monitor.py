@@ -1,4 +1,4 @@
-"""Where a dead rank is noticed: how each rank of the current attempt is doing, as its agent polls it.
+"""Where a dead rank is noticed: the state of each rank of the current attempt, polled by its agent.
 
 A rank's death reaches the agent in three steps: the kernel tells the fork server (`fork_server`), which tells the agent
 (`rank_processes`), which asks here at every poll whether a rank has failed. `supervision.failure_report` then finds the
@@ -29,7 +29,7 @@ class RankMonitor:
         self._folder = folder
         self._processes = processes
         self._ranks = list(ranks)
-        self._pages: dict[int, HeartbeatPage] = {}  # of the ranks that have begun
+        self._pages: dict[int, HeartbeatPage] = {}  # of the ranks that have started to write them
 
     def has_dead_rank(self) -> bool:
         """Has the process of a rank ended with an error or by a signal?"""
@@ -42,7 +42,7 @@ class RankMonitor:
     def exits(self) -> list[RankExit]:
         """Return how each rank has ended, with its error report and last heartbeat; or that it is still running.
 
-        A rank whose script is over has ended, though its process may take a few seconds more.
+        A rank whose script is over counts as ended, though its process may take a few more seconds.
         """
         exits = []
         for rank, process in zip(self._ranks, self._processes.ranks, strict=True):
@@ -62,7 +62,7 @@ class RankMonitor:
         return exits
 
     def statuses(self, exits: Sequence[RankExit]) -> list[RankStatus]:
-        """Return the same as `exits` in the form that the hang detector takes."""
+        """Return `exits` in the form that the hang detector takes."""
         return [
             RankStatus(end.rank, process.pid, end.exit_code, end.heartbeat)
             for end, process in zip(exits, self._processes.ranks, strict=True)
@@ -73,7 +73,7 @@ class RankMonitor:
         return RankFiles(self._folder, rank)
 
     def heartbeat(self, rank: int) -> Heartbeat | None:
-        """Return the heartbeat of a rank at this moment; None if it has not begun."""
+        """Return the current heartbeat of a rank; None if it has not begun to write one."""
         if rank not in self._pages:
             with suppress(OSError, ValueError):  # not there yet, or still empty
                 self._pages[rank] = HeartbeatPage(self.files(rank).heartbeat)
@@ -85,7 +85,7 @@ class RankMonitor:
 
     @property
     def step(self) -> int:
-        """How many updates all ranks have completed; some may be a step ahead."""
+        """The number of updates that all ranks have completed; some may be a step ahead."""
         return min((each.step for each in self.heartbeats().values() if each is not None), default=0)
 
     def run_folder(self) -> Path | None:

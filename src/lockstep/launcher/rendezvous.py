@@ -1,4 +1,4 @@
-"""Where the agents of a job meet before each attempt, and the fresh store that its ranks get."""
+"""Where the agents of a job meet before each attempt, and the new store that its ranks get."""
 
 import time
 from contextlib import suppress
@@ -27,8 +27,8 @@ class FreshStoreRendezvous(RendezvousHandler):
 
     A store that is reused after a restart hands out the addresses of dead processes. So machine 0 hosts a new one each
     round, on a free port. If there are other machines, it tells them the port through a second store, the meeting
-    store, at the address and port that they were given, which lives as long as the job. On one machine everything
-    listens on loopback. An agent that replaces a lost one joins the round after the last that the lost one was in.
+    store, at the configured address and port, which lives as long as the job. On one machine everything listens on
+    loopback. An agent that replaces a lost one joins the round after the last one that the lost agent took part in.
     """
 
     def __init__(self, node: MachineNode) -> None:
@@ -51,14 +51,14 @@ class FreshStoreRendezvous(RendezvousHandler):
 
     @property
     def num_restarts(self) -> int:
-        """How many restarts the job has had; all machines agree on it, also one that has joined later."""
+        """How many restarts the job has had; all machines agree on it, also one that joined later."""
         return self._round - 1
 
     def announce_end(self) -> None:
-        """Tell the other machines that this one will not come again, so that they do not wait for it."""
+        """Tell the other machines that this one will not join another round, so that they do not wait for it."""
         if self._meeting_store is not None:
             with suppress(RuntimeError):  # machine 0 is gone already
-                self._meeting_store.set(_JOB_ENDED_KEY, f"machine {self._node.index} has ended the job; see its output")
+                self._meeting_store.set(_JOB_ENDED_KEY, f"machine {self._node.index} ended the job; see its output")
 
     def _exchange(self, message: str) -> list[str]:
         """Send a message and return those of all machines, in order: machine 0's is the port of the round's store."""
@@ -77,7 +77,7 @@ class FreshStoreRendezvous(RendezvousHandler):
         except RuntimeError as error:  # the base of torch's network and store errors
             if self._round == 1:
                 raise
-            raise RendezvousGracefulExitError("machine 0 has ended the job, or cannot be reached any more") from error
+            raise RendezvousGracefulExitError("machine 0 ended the job or can no longer be reached") from error
 
     def _key(self, machine: int) -> str:
         return f"round/{self._round}/machine/{machine}"
@@ -100,7 +100,7 @@ class FreshStoreRendezvous(RendezvousHandler):
                     "connect"
                 )
 
-    # The rest is torch's interface of a rendezvous handler.
+    # The rest is required by torch's RendezvousHandler.
 
     @property
     def use_agent_store(self) -> bool:

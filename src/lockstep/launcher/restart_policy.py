@@ -5,32 +5,32 @@ from typing import NamedTuple
 
 from lockstep.supervision.failure_report import FailureVerdict
 
-_VARIES = re.compile(r"0x[0-9a-f]+|\bpid\S* [\d, ]*\d")  # in a cause: what differs between two equal crashes
+_VARIES = re.compile(r"0x[0-9a-f]+|\bpid\S* [\d, ]*\d")  # the parts of a cause that differ between equal crashes
 
 
 class RestartDecision(NamedTuple):
     """What to do after a failure, and why."""
 
     is_restart: bool
-    why: str  # to be printed; empty: nothing needs to be
+    why: str  # to be printed; may be empty
 
 
 class RestartPolicy:
-    """Allows `max_restarts` restarts without progress: a step that no attempt has made before refills the budget."""
+    """Allows `max_restarts` restarts without progress: a step that no attempt reached before refills the budget."""
 
     def __init__(self, max_restarts: int) -> None:
         self._max_restarts = max_restarts
         self._num_left = max_restarts
         self._furthest_step = 0  # of all attempts
-        self._last_failure: tuple[int, str] | None = None  # the step and the cause of the attempt before
+        self._last_failure: tuple[int, str] | None = None  # the step and the cause of the previous attempt
         self.num_made = 0
-        self.is_stuck = False  # the last attempt came no further than those before it
+        self.is_stuck = False  # the last attempt got no further than those before it
 
     def decide(self, verdict: FailureVerdict, step: int, *, can_change: bool = False) -> RestartDecision:
-        """Decide what to do after an attempt has failed.
+        """Decide what to do after a failed attempt.
 
         Args:
-            verdict: why it has failed.
+            verdict: why it failed.
             step: how many updates it had completed.
             can_change: the next attempt can have fewer processes, so the same crash need not occur again.
         """

@@ -1,4 +1,4 @@
-"""The TCPStore at which the processes of a job meet, hosted at exactly the given address."""
+"""The TCPStore at which the processes of a job meet, hosted at the given address."""
 
 import errno
 import socket
@@ -31,17 +31,17 @@ def host_store(address: str, port: int, timeout: timedelta) -> TCPStore:
         is_master=True,
         timeout=timeout,
         wait_for_workers=False,
-        # By default the store listens on every interface; on a socket that we have bound, it listens there alone.
+        # By default the store listens on every interface; given a socket that we have bound, it listens only there.
         master_listen_fd=listener.detach(),
     )
 
 
 def connect_store(address: str, port: int, timeout: timedelta, who: str) -> TCPStore:
-    """Connect to a store that another process hosts, waiting until it is there.
+    """Connect to a store that another process hosts; wait until it is there.
 
     Args:
-        address: of the store.
-        port: of the store.
+        address: the store's address.
+        port: the store's port.
         timeout: for the connection, and for later requests.
         who: this process, for an error message: `rank 1`.
     """
@@ -69,7 +69,7 @@ def wait_for_keys(store: Store, keys: Sequence[str], deadline: float) -> list[in
 
 
 def _pauses() -> Iterator[float]:
-    """Yield how long to wait before the next try, in seconds: exponential backoff."""
+    """Yield the pauses between tries, in seconds: exponential backoff."""
     pause_s = 0.002
     while True:
         yield pause_s
@@ -77,10 +77,10 @@ def _pauses() -> Iterator[float]:
 
 
 def wait_for_hostname(address: str, timeout_s: float) -> None:
-    """Wait until a host name resolves, or the time is up: a cluster may know a host's name only when the host is up."""
+    """Wait until a hostname resolves or the time is up: on a cluster, it may resolve only once the host is up."""
     if _resolves(address):
         return
-    print(f"lockstep: {address} does not resolve yet: waiting for it, {timeout_s:g} s at most", file=sys.stderr)
+    print(f"lockstep: {address} does not resolve yet: waiting for up to {timeout_s:g} s", file=sys.stderr)
     deadline = time.monotonic() + timeout_s
     while not _resolves(address) and time.monotonic() < deadline:  # after that, the connection fails with a message
         time.sleep(_RESOLVE_INTERVAL_S)
@@ -94,7 +94,7 @@ def _resolves(address: str) -> bool:
 
 
 def _wait_for_listener(address: str, port: int, timeout_s: float) -> None:
-    """Wait until something listens there: a store's client that is refused once retries late and logs at length."""
+    """Wait until something listens there: a TCPStore client that is refused retries late and logs at length."""
     deadline = time.monotonic() + timeout_s
     for pause_s in _pauses():
         try:
@@ -107,9 +107,9 @@ def _wait_for_listener(address: str, port: int, timeout_s: float) -> None:
 
 
 def interface_towards(address: str) -> str | None:
-    """Return the network interface over which this machine reaches an address, or None if that is unknown.
+    """Return the network interface through which this machine reaches an address, or None if that is unknown.
 
-    By default gloo uses the address that this machine's own name resolves to. On many machines that is loopback, which
+    By default gloo uses the address that this machine's hostname resolves to. On many machines that is loopback, which
     other machines cannot reach.
     """
     if is_loopback(address):
@@ -126,9 +126,9 @@ def interface_towards(address: str) -> str | None:
 
 
 def _address_of(interface: str, any_socket: socket.socket) -> str | None:
-    import fcntl  # not on Windows
+    import fcntl  # does not exist on Windows
 
-    with suppress(OSError):  # it has no address
+    with suppress(OSError):  # the interface has no address
         answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", interface.encode()))
         return socket.inet_ntoa(answer[20:24])
     return None
@@ -140,7 +140,7 @@ def _listen(address: str, port: int) -> socket.socket:
     except socket.gaierror:
         raise WorldError(f"MASTER_ADDR={address} is not a known host: check its spelling and your DNS") from None
     except OSError as error:
-        # A cluster's service address is no interface of this machine: listen on all, as several machines need it.
+        # A cluster's service address belongs to no interface of this machine: listen on all of them.
         if error.errno == errno.EADDRNOTAVAIL and not is_loopback(address):
             return _listen_at("", port)
         raise WorldError(

@@ -1,9 +1,9 @@
-"""The program of every rank's process: runs the user's script, with a heartbeat and an error report.
+"""The program of every rank: runs the user's script, with a heartbeat and an error report.
 
 Started as `python -m lockstep.launcher.worker_main [-m] TARGET [args …]`; a warm rank is a fork that begins in `main`:
-[Note: fork server]. It makes the process's stacks readable from outside, begins its heartbeat, runs the user's script
-as `python` would, and writes an error report where the agent finds it. Scripts that never import lockstep are covered
-too.
+[Note: fork server]. It registers the signals that dump its stacks, begins its heartbeat, runs the user's script as
+`python` would, and writes an error report where the agent finds it. All of this also works for scripts that never
+import lockstep.
 """
 
 import atexit
@@ -41,22 +41,22 @@ _GLOO_ERRORS = (
     "Connection reset by peer",
     "Gloo connectFullMesh failed",
 )
-# The parts of lockstep that run a user's script, whose frames are left out of a traceback.
+# The parts of lockstep that run a user's script; their frames are omitted from tracebacks.
 _RUNS_SCRIPTS = frozenset(
     "cli launcher command_line batch bench chaos ckpt doctor init plan report submit verify watch".split()  # noqa: SIM905
 )
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Run a script, or `-m` a module, as a rank; end the process with its exit code."""
-    files = RankFiles.own()  # now: the script may change the environment
+    """Run a script, or `-m` a module, as a rank; exit with its exit code."""
+    files = RankFiles.own()  # read now: the script may change the environment
     if sys.platform != "win32":
         faulthandler.register(STACK_DUMP_SIGNAL, all_threads=True)
     if files is not None:
         _begin_supervision(files)
     if (request := environment.read_verify_request()) is not None:
         _record_for_verify(request)
-    # Whole lines at once: several ranks share a terminal, and a pipe would hold back a dying rank's last lines.
+    # Flush every line: several ranks share a terminal, and a pipe would hold back a dying rank's last lines.
     sys.stdout.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
     code = 0
     try:
@@ -65,15 +65,15 @@ def main(arguments: list[str]) -> NoReturn:
         code = _exit_code(end)
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
-    except BaseException as error:  # asyncio's CancelledError is no Exception
+    except BaseException as error:  # asyncio's CancelledError is not an Exception
         if sys.platform != "win32":
-            # Torch's handler raises when a data worker has died, which is often what `error` comes from: that must not
-            # interrupt the report.
+            # Torch's SIGCHLD handler raises when a data worker has died, which is often the reason for `error`; it
+            # must not interrupt the report.
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         code = 1
         try:
             if files is not None:
-                write_error_report(error, files.report)  # the agent prints it: the cause first, then its victims
+                write_error_report(error, files.report)  # the agent prints all reports, the cause first
         except OSError:
             files = None
         if files is None:
@@ -84,13 +84,13 @@ def main(arguments: list[str]) -> NoReturn:
 def _begin_supervision(files: RankFiles) -> None:
     """Begin the heartbeat, and answer the agent's requests for stacks and collectives."""
     heartbeat.begin(files.heartbeat)
-    if "torch" in sys.modules:  # in a warm rank, the steps of scripts that never import lockstep are counted too
+    if "torch" in sys.modules:  # in a warm rank, count the steps of scripts that never import lockstep too
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         register_optimizer_step_post_hook(lambda *_: heartbeat.count_optimizer_step())
     heartbeat.enter(heartbeat.Phase.SCRIPT)
     if STACKS_SIGNAL is not None:
-        # Kept open for the life of the process: a signal handler, which dumps the stacks, cannot open files.
+        # Kept open for the life of the process: the signal handler that dumps the stacks cannot open files.
         stacks = os.open(files.stacks, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True)
         start_listener(files)
@@ -101,12 +101,12 @@ def _record_for_verify(request: environment.VerifyRequest) -> None:
     place = environment.read_placement()
     record = OutputRecord(request.folder, place.rank)
     record_output(record)
-    if request.runs is not None:  # it is a script; if it has a lockstep loop, that will remove the recorder
+    if request.runs is not None:  # a script; if it turns out to have a lockstep loop, that removes the recorder
         record_steps(record, request.steps, place.world_size)
 
 
 def _exit_code(end: SystemExit) -> int:
-    """Do as the interpreter does: None means success, and text is printed."""
+    """Return the exit code that the interpreter would use: None means success, and text is printed."""
     if end.code is None or isinstance(end.code, int):
         return end.code or 0
     print(end.code, file=sys.stderr)
@@ -114,24 +114,24 @@ def _exit_code(end: SystemExit) -> int:
 
 
 def _exit(code: int, files: RankFiles | None) -> NoReturn:
-    """End this process as the interpreter would, up to the point where only memory is left to free.
+    """Exit as the interpreter would, up to the point where only memory is left to free.
 
     Beyond that point torch's gloo threads can abort a rank whose work is done: after DistributedDataParallel was used
-    they outlive their process group, and a successful run would end as one that was killed.
+    they outlive their process group, and a successful run would look as if it had been killed.
 
-    Python has no public names for the two calls, the wait for threads and atexit's handlers. These were seen in CPython
-    3.11 to 3.13; `tests/contracts/test_private_names_elastic.py` checks them.
+    Python has no public names for the two calls, the wait for threads and atexit's handlers. Checked with CPython 3.11
+    to 3.13; see `tests/contracts/test_private_names_elastic.py`.
     """
-    if code == 0:  # after a failure, the agent wants to know in which phase it was
+    if code == 0:  # after a failure, keep the phase in which it happened
         heartbeat.enter(heartbeat.Phase.LEAVING)
     if files is not None:
-        # The rest can take seconds, in which ranks that wait for this one fail: the agent must know the cause.
+        # The rest can take seconds in which ranks that wait for this one fail: the agent must know the cause by then.
         with suppress(OSError):
             files.end.write_text(str(code))
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # its reader is gone, or the script has closed it
+        with suppress(OSError, ValueError):  # its reader is gone, or the script closed it
             stream.flush()
     os._exit(code)
 
@@ -149,7 +149,7 @@ def run_target(arguments: list[str]) -> None:
 
 
 def write_error_report(error: BaseException, path: Path) -> None:
-    """Write what a rank failed with, for `supervision.failure_report`, which names the fields."""
+    """Write what made a rank fail, in the format of `supervision.failure_report.ErrorReport`."""
     is_deliberate = isinstance(error, LockstepError)
     text = "".join(traceback.format_exception_only(error)).rstrip()
     report = {
@@ -174,7 +174,7 @@ def user_traceback(error: BaseException) -> str:
 
 
 def _runs_script(frame: FrameType) -> bool:
-    """Is this a frame of whatever has started the user's script?"""
+    """Does this frame belong to whatever started the user's script?"""
     package, _, module = str(frame.f_globals.get("__name__", "")).partition(".")
     if frame.f_code.co_filename in (runpy.__file__, "<frozen runpy>") or package == "typer":
         return True
@@ -184,14 +184,14 @@ def _runs_script(frame: FrameType) -> bool:
 
 
 def _shortened(text: str) -> str:
-    """Keep the beginning and the end of a text that is too long."""
+    """Cut the middle out of a text that is too long."""
     if len(text) <= _MAX_TEXT_CHARS:
         return text
     return f"{text[: _MAX_TEXT_CHARS // 2]}\n…\n{text[-_MAX_TEXT_CHARS // 2 :]}"
 
 
 def _is_communication_failure(error: BaseException) -> bool:
-    """Is this what a rank raises when *another* rank is gone? Torch has error types for NCCL, but not for gloo."""
+    """Does a rank raise this error when *another* rank is gone? Torch has types for NCCL's errors, not for gloo's."""
     names = {kind.__name__ for kind in type(error).__mro__}
     if names & {"DistError", "DistBackendError", "DistNetworkError", "DistStoreError"}:
         return True

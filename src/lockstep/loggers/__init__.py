@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from lockstep.config.job_schema import LogConfig
     from lockstep.events.event_log import Sink
     from lockstep.loggers.logger_factory import open_loggers
-else:  # hidden from type checkers, so that they find misspelt names
+else:  # hidden from type checkers, so that they find misspelled names
     from lockstep.lazy_exports import lazy_exports
 
     __getattr__, __dir__ = lazy_exports(

@@ -15,7 +15,7 @@ def check_extras(config: LogConfig) -> None:
     """Raise a UserError if a package that these loggers need is not installed. Call it before training starts."""
     for name in _backends(config, Path()):
         spec = find_spec(name)  # each extra has the name of the package that it installs
-        if spec is None or spec.origin is None:  # without an origin it is only a folder of that name on the path
+        if spec is None or spec.origin is None:  # no origin: it is only a folder of that name on the path
             raise UserError(f'log.{name} needs an extra: pip install "lockstep-train[{name}]"')
 
 
@@ -23,7 +23,7 @@ def open_loggers(config: LogConfig, folder: str | Path) -> list[Sink]:
     """Open loggers for `Run(folder, sinks=…)`.
 
     Args:
-        config: which loggers, as the section `log` of a config: `LogConfig(tensorboard=True)`.
+        config: the loggers to open, as in a config's `log` section: `LogConfig(tensorboard=True)`.
         folder: the run folder.
 
     Returns the sinks. They start and write nothing before the run's start event.

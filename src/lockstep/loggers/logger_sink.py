@@ -13,11 +13,11 @@ logger = logging.getLogger("lockstep")
 
 _ENVELOPE = ("t", "attempt", "step", "kind")
 _SCALAR_GROUPS = {"step": "train", "eval": "eval"}  # kinds whose numbers become curves; other kinds become text
-_NON_FINITE = ("nan", "inf", "-inf")  # how an event spells them
+_NON_FINITE = ("nan", "inf", "-inf")  # as spelled in events
 
 
 class LoggedValues(NamedTuple):
-    """What one event has to show, by name."""
+    """The values of one event that backends show, by name."""
 
     step: int
     t: float
@@ -30,7 +30,7 @@ class LoggerBackend(Protocol):
     """A service or file format that shows scalars, images and text over the steps of a run."""
 
     def open(self, start: Event, config: str) -> None:
-        """Start the run, or resume it. `config`: its settings as YAML, with secrets as references."""
+        """Begin to log a run, or continue after a resume. `config`: its settings as YAML, secrets as references."""
         ...
 
     def show(self, values: LoggedValues) -> None:
@@ -60,14 +60,14 @@ class LoggerSink:
         self._backend.show(logged_values(event, self._folder.path))
 
     def close(self) -> None:
-        """Close the backend. A run that is closed without an end event has failed."""
+        """Close the backend. A run that is closed without an end event counts as failed."""
         if self._is_open:
             self._is_open = False
             self._backend.close(failed=not self._has_ended)
 
 
 class GuardedSink:
-    """Passes events on until the sink raises; then switches the sink off with one warning, and training continues.
+    """Passes events on until the sink raises; then disables the sink with one warning, and training continues.
 
     A UserError passes through: it means that training must not continue.
     """
@@ -77,7 +77,7 @@ class GuardedSink:
         self._name = name
 
     def emit(self, event: Event) -> None:
-        """Pass an event on, unless the sink has failed before."""
+        """Pass an event on, unless the sink has failed."""
         if self._sink is None:
             return
         try:
@@ -90,7 +90,7 @@ class GuardedSink:
             self._close(failed)
 
     def close(self) -> None:
-        """Close the sink, unless it has failed before."""
+        """Close the sink, unless it has failed."""
         if self._sink is not None:
             self._close(self._sink)
 

@@ -6,7 +6,7 @@ from typing import Any
 from lockstep.events.event_log import Event
 from lockstep.loggers.logger_sink import LoggedValues
 
-_FLUSH_S = 10  # a kill loses at most this much
+_FLUSH_S = 10  # a killed process loses at most this much
 
 
 class TensorBoardBackend:
@@ -25,7 +25,7 @@ class TensorBoardBackend:
         self._writer = FileWriter(self._folder, flush_secs=_FLUSH_S)
         if start["attempt"] > 1:
             # The reader drops what an earlier attempt wrote from this step on. The step that training resumes from is
-            # complete, so it stays.
+            # complete, so it is kept.
             first_repeated = start["step"] + 1 if start["step"] else 0
             session_start = EventProto(session_log=SessionLog(status=SessionLog.START))
             self._writer.add_event(session_start, first_repeated, start["t"])

@@ -1,7 +1,7 @@
 """Log to Weights & Biases: one W&B run for all attempts in a run folder.
 
-The W&B run has the id of the run folder, and its files, logs and caches stay under RUN/wandb. `wandb.init` starts a
-service process, `wandb-core`; at the end it is stopped within a bounded time, whatever state it is in.
+The W&B run has the id of the run folder, and its files, logs and caches stay in RUN/wandb. `wandb.init` starts a
+service process, `wandb-core`; at the end it is stopped within a bounded time, whatever its state.
 """
 
 import shutil
@@ -47,7 +47,7 @@ class WandbBackend:
                 reason = " ".join(str(error).split())
                 raise UserError(f"log.wandb did not start, and log.wandb.required is true: {reason}") from error
             raise
-        # After a restart W&B accepts only steps that it has not seen. In lockstep mode the others are equal anyway.
+        # After a restart W&B accepts only steps that it has not seen. In lockstep mode the repeated ones are equal.
         self._first_step = self._run.starting_step
 
     def show(self, values: LoggedValues) -> None:
@@ -91,7 +91,7 @@ class WandbBackend:
         return wandb.init(
             id=parse_json(self._folder.run_json.read_text())["run_id"],
             resume="allow",
-            reinit="create_new",  # the user's code may have W&B runs of its own
+            reinit="create_new",  # the user's code may have its own W&B runs
             dir=self._folder.path,
             name=self._config.name or self._folder.path.name,
             project=self._config.project,
@@ -99,12 +99,12 @@ class WandbBackend:
             tags=self._config.tags or None,
             mode=self._config.mode,
             config={**yaml.safe_load(config), "start": event_fields(start)},
-            allow_val_change=True,  # another attempt may have another number of processes
+            allow_val_change=True,  # another attempt may have a different number of processes
             settings=settings,
         )
 
     def _variables(self) -> dict[str, str]:
-        """Variables for what W&B has no setting for. Error reports would be sent even from an offline run."""
+        """Return variables for what W&B has no setting for. Error reports are sent even from an offline run."""
         wanted = {
             "WANDB_CACHE_DIR": str(self._folder.path / "wandb" / "cache"),
             "WANDB_DATA_DIR": str(self._folder.path / "wandb" / "data"),
@@ -114,7 +114,7 @@ class WandbBackend:
 
 
 class WandbInternals(NamedTuple):
-    """What `wandb` has no public name for, and stopping a frozen service needs. Last seen in wandb 0.31.0."""
+    """What stopping a frozen service needs and `wandb` has no public name for. Last checked with wandb 0.31.0."""
 
     process: subprocess.Popen[bytes]  # wandb-core
     join_connection: Callable[[], None]  # waits for the thread that talks to it
@@ -138,7 +138,7 @@ class WandbService:
     def __init__(self) -> None:
         self._is_ours = environment.variable(_SERVICE_VARIABLE) is None
         self._hooks = (sys.exit, sys.excepthook)
-        # For its sockets, which it does not always remove. A short path, because the kernel limits the length.
+        # For the service's sockets, which it does not always remove. The kernel limits the length of their path.
         self._folder = tempfile.mkdtemp(prefix="wb-") if self._is_ours else None
 
     @property
@@ -151,14 +151,14 @@ class WandbService:
 
         Args:
             finish: finishes the W&B run.
-            exit_code: of the run, for W&B.
+            exit_code: the run's, for W&B.
             limit_s: how long finishing may take before the process is killed.
         """
         problems: list[Exception] = []
         internals = self._internals()
         ending = _CallInThread(lambda: self._finish_and_stop(finish, exit_code), problems)
         if not ending.is_done_within(limit_s + _MARGIN_S):
-            problems.insert(0, TimeoutError(f"W&B did not finish within {limit_s:g} s{self._left_running(internals)}"))
+            problems.insert(0, TimeoutError(f"W&B did not finish within {limit_s:g} s{self._manual_stop_hint(internals)}"))
         if problems and internals is not None:
             internals.process.kill()
             internals.process.wait()
@@ -185,7 +185,7 @@ class WandbService:
     def _is_running(self) -> bool:
         return self._is_ours and environment.variable(_SERVICE_VARIABLE) is not None
 
-    def _left_running(self, internals: WandbInternals | None) -> str:
+    def _manual_stop_hint(self, internals: WandbInternals | None) -> str:
         import wandb
 
         if internals is not None or not self._is_running():

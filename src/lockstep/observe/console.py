@@ -118,6 +118,7 @@ def _print(text: str, stream: TextIO) -> None:
     except BrokenPipeError:
         # Whatever read our output has exited (`… | head -1`): continue training without output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        # The reader of our output has exited (`… | head -1`): continue training without output.
 
 
 def _start(event: Event) -> list[str]:
@@ -160,7 +161,7 @@ def _learning_rates(event: Event) -> str:
 
 
 def _step(event: Event) -> list[str]:
-    """A user's loop may log values of any kind: only the loss, texts and the reason for stopping are shown."""
+    """A custom loop may log values of any kind: show only the loss, texts and the reason for stopping."""
     if "generation" in event:
         return _generation(event)
     lines = [f"step {event['step']:>6}  loss {_number(event['loss'])}"] if "loss" in event else []

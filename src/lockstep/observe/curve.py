@@ -47,7 +47,7 @@ class Curve:
             self._merge_neighbours()
 
     def drop_after(self, step: int) -> None:
-        """Drop the values of later steps: the run has resumed from this one, and repeats them."""
+        """Drop the values of later steps: the run resumed from this one and repeats them."""
         while self._points and self._points[-1].step > step:
             self._points.pop()
             self._counts.pop()

@@ -27,7 +27,7 @@ class GenerationSpread(NamedTuple):
 
 
 class EvaluatedDesigns:
-    """Reads evaluations as the files grow; work that was done twice counts once."""
+    """Reads evaluations as the files grow; an evaluation that was repeated counts once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -40,7 +40,7 @@ class EvaluatedDesigns:
 
     @property
     def is_cut(self) -> bool:
-        """Are there more designs than are read?"""
+        """Has the limit on the number of designs been reached?"""
         return self.num >= _MAX_DESIGNS
 
     def refresh(self) -> None:

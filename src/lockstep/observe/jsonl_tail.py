@@ -35,14 +35,14 @@ class JsonlTail:
             while line := file.readline(_MAX_LINE_BYTES):
                 is_whole = line.endswith(b"\n")
                 if not is_whole and len(line) < _MAX_LINE_BYTES:
-                    return  # cut off by a kill, or not yet written to its end
+                    return  # cut off by a kill, or still being written
                 self._offset += len(line)
                 is_rest, self._is_in_overlong = self._is_in_overlong, not is_whole
                 if is_whole and not is_rest:
                     yield from _parse_object(line)
 
     def is_replaced(self) -> bool:
-        """Is there now another file, or a shorter one? Then everything read so far is void."""
+        """Is there now another file, or a shorter one? Then everything read so far is invalid."""
         if self._identity is None:
             return False
         try:
@@ -54,7 +54,7 @@ class JsonlTail:
 
 @contextmanager
 def open_regular_file(path: Path) -> Iterator[BinaryIO | None]:
-    """Open a regular file for reading, or give None: a link may lead anywhere, and a pipe may block forever."""
+    """Open a regular file for reading, or yield None: a link may lead anywhere, and a pipe may block forever."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

@@ -8,8 +8,8 @@ from lockstep.observe.run_record import RunRecord
 from lockstep.observe.step_timing import RankTimes, Straggler, find_straggler
 from lockstep.observe.text_format import count_noun, format_percent, format_seconds
 
-_MIN_TIMED_STEPS = 3  # with fewer, nothing is said about timing
-_MIN_HELD_UP = 0.05  # share of a step: a straggler that costs less is not worth mentioning
+_MIN_TIMED_STEPS = 3  # with fewer, there are no findings about timing
+_MIN_HELD_UP = 0.05  # share of a step: a straggler that costs less is not reported
 _LARGE_SHARES = {"data": 0.2, "exchange": 0.25, "update": 0.35, "rest": 0.2}  # of a step
 _LARGE_FAILED = 0.2  # share of all designs
 _LARGE_SAVING, _LARGE_EVALUATING = 0.1, 0.3  # shares of the run time
@@ -37,7 +37,7 @@ def run_findings(record: RunRecord) -> list[RunFinding]:
 
 
 def verdict_lines(record: RunRecord) -> list[str]:
-    """Return the findings as lines; one line that says so if there are none."""
+    """Return the findings as lines, or one line that says there are none."""
     if lines := [finding.text for finding in run_findings(record)]:
         return lines
     ranks = record.ranks.times()

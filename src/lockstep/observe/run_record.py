@@ -45,12 +45,12 @@ class Restart(NamedTuple):
     attempt: int
     step: int  # that it resumed from
     num_lost: int  # steps that had to be repeated
-    cause: str  # "": a person started it again
+    cause: str  # "": the user started it again
     num_processes: int | None
 
 
 class Incident(NamedTuple):
-    """A failure, as the run or its launcher has reported it."""
+    """A failure, as reported by the run or its launcher."""
 
     t: float
     step: int | None
@@ -58,14 +58,14 @@ class Incident(NamedTuple):
 
 
 class LoggedImage(NamedTuple):
-    """An image that the run has logged."""
+    """An image that the run logged."""
 
     step: int
     path: str  # relative to the run folder; taken from the event, so not to be trusted
 
 
 class LoggedText(NamedTuple):
-    """A text that the run has logged."""
+    """A text that the run logged."""
 
     step: int
     text: str
@@ -73,19 +73,19 @@ class LoggedText(NamedTuple):
 
 @dataclass
 class CheckpointStats:
-    """How many checkpoints a run has saved, and what they cost."""
+    """How many checkpoints a run saved, and what they cost."""
 
     num: int = 0
     newest_step: int | None = None
     best_step: int | None = None
     num_bytes: int = 0  # of the newest
-    stall_s: float = 0.0  # how long all of them together blocked training
+    stall_s: float = 0.0  # how long they blocked training, in total
     write_s: float = 0.0
 
 
 @dataclass
 class RunRecord:
-    """Everything that is known of a run."""
+    """Everything that is known about a run."""
 
     path: Path
     run_info: Mapping[str, Any] = field(default_factory=dict)  # run.json; empty if the run has not started
@@ -129,7 +129,7 @@ class RunRecord:
 
     @property
     def total_steps(self) -> int | None:
-        """How many steps, or generations, the run is to make."""
+        """How many steps, or generations, the run is configured for."""
         return parse_count(self.start.get("total_rounds" if self.is_search else "total_steps"))
 
     @property
@@ -146,7 +146,7 @@ class RunRecord:
 
 
 class RunReader:
-    """Reads a run folder again and again, each time only what is new. It opens nothing for writing."""
+    """Reads a run folder repeatedly, each time only what is new. It opens nothing for writing."""
 
     def __init__(self, path: Path) -> None:
         self._folder = RunFolder(path)
@@ -169,7 +169,7 @@ class RunReader:
 
     def _read(self) -> RunRecord:
         if self._events.is_replaced() or self._record.ranks.is_replaced():
-            self._reset()  # the folder was emptied, and another run uses it
+            self._reset()  # the folder was emptied, and now holds another run
         self._record.run_info = read_run_info(self._folder)
         config = read_bounded(self._folder.config, _MAX_FILE_BYTES) or b""
         self._record.config = config.decode(errors="replace")
@@ -218,7 +218,7 @@ class RunReader:
 
     def _add_start(self, event: Event, step: int, t: float) -> None:
         record = self._record
-        # A user's loop may start several times in one attempt.
+        # A custom loop may start several times in one attempt.
         is_new_attempt = record.start.get("attempt") != event["attempt"]
         if record.start and is_new_attempt:
             processes = parse_count(event.get("processes"))
@@ -257,7 +257,7 @@ class RunReader:
                 curves.setdefault(prefix + name, Curve()).add(step, number)
 
     def _read_incident_reports(self) -> None:
-        """Read the reports that the launcher has written to incidents/."""
+        """Read the reports that the launcher wrote to incidents/."""
         paths = sorted((self._folder.path / "incidents").glob("*.json"))[-_MAX_HISTORY:]
         for path in paths:
             if path.name in self._known_reports:
@@ -279,7 +279,7 @@ def read_record(path: Path) -> RunRecord:
 
 
 def read_run_info(folder: RunFolder) -> dict[str, Any]:
-    """Return run.json; empty if a run is only just starting here. Raises a UserError if it is not a run folder."""
+    """Return run.json, or {} for a run that is only just starting. Raises a UserError if it is not a run folder."""
     if not folder.path.is_dir():
         raise UserError(f"{folder.path} is not a folder: expected a run folder such as runs/digits")
     text = read_bounded(folder.run_json, _MAX_FILE_BYTES)

@@ -1,4 +1,4 @@
-"""Is a run waiting, running, finished or stopped? From its events and its folder's lock."""
+"""Whether a run is waiting, running, finished or stopped, from its events and the lock on its folder."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from lockstep.observe.text_format import format_duration, one_line
 
 _FLOCK = "hhqqi4x"  # Linux's struct flock: type, whence, start, length, process
 
-# "left": no process trains in the folder, and the run is not finished.
+# "left": no process is training in the folder, and the run is not finished.
 RunState = Literal["waiting", "running", "ended", "left", "unknown"]
 
 
@@ -45,7 +45,7 @@ def read_run_lock(folder: Path) -> RunLock:
 
 
 def run_status(record: RunRecord, lock: RunLock) -> RunStatus:
-    """Tell the state of a run from its record and its lock."""
+    """Return the state of a run, from its record and its lock."""
     if record.is_ended:
         reason = f", stopped early: {one_line(record.stopped)}" if record.stopped else ""
         return RunStatus("ended", f"finished after {_progress(record)}{reason}")

@@ -1,7 +1,7 @@
 """Where each rank's step time goes, and which rank holds up the others; read from RUN/ranks.
 
-Ranks wait for each other once per step, for gradients, so all of them take equally long. The slow rank is therefore not
-the one with the longest step, but the one that works longest before that wait, and waits least.
+Ranks wait for each other once per step, for gradients, so their steps all take equally long. The slow rank is therefore
+not the one with the longest step, but the one that works longest before that wait and waits least.
 """
 
 import re
@@ -16,7 +16,7 @@ from lockstep.events.run_folder import RunFolder
 from lockstep.observe.curve import Curve
 from lockstep.observe.jsonl_tail import JsonlTail, parse_count, parse_number
 
-# The phases of a step by their key in files, and as they are shown to people.
+# The phases of a step: their keys in files, and their names in reports.
 PHASES = {
     "data": "data wait",
     "compute": "compute",
@@ -26,11 +26,11 @@ PHASES = {
 }
 
 _MAX_RANKS = 4096
-_MAX_S = 1e9  # thirty years: no measured time is longer
-_MAX_TIMED_STEPS = 512  # that are kept for each rank, the newest
+_MAX_S = 1e9  # thirty years: longer times are invalid
+_MAX_TIMED_STEPS = 512  # the newest that are kept for each rank
 _MAX_RANKS_WITH_CURVES = 8
-_STRAGGLER_RATIO = 1.15  # of a rank's own work to the median of the other ranks
-_STRAGGLER_WAIT = 0.3  # the share of its extra work that it waits less; below it, the others wait for something else
+_STRAGGLER_RATIO = 1.15  # a rank's own work, relative to the median of the other ranks
+_STRAGGLER_WAIT = 0.3  # share of its extra work by which it waits less; below it, the others wait for something else
 _IQR_PER_STD = 1.349  # the interquartile range of a normal distribution, in standard deviations
 
 

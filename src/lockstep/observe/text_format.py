@@ -14,7 +14,7 @@ def one_line(value: Any, max_chars: int = _MAX_CHARS) -> str:
 
 
 def several_lines(text: str, max_chars: int, max_lines: int) -> list[str]:
-    """Return the beginning of an untrusted text as lines; a last line `…` if there is more."""
+    """Return the beginning of an untrusted text as lines; the last line is `…` if there is more."""
     lines = [one_line(line, 500) for line in text[:max_chars].splitlines()]
     is_cut = len(text) > max_chars or len(lines) > max_lines
     return lines[:max_lines] + ["…"] * is_cut
@@ -67,7 +67,7 @@ def count_noun(num: int, noun: str) -> str:
 
 
 def format_table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Align columns: the first to the left, the others to the right."""
+    """Align columns: the first one left, the others right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:

@@ -1,4 +1,4 @@
-"""`lockstep plan`: predict how fast a run would be on more processes, and whether they are worth it."""
+"""`lockstep plan`: predict how fast a run would be on more processes, and whether more are worthwhile."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from lockstep.command_line.output_paths import trial_folder
-from lockstep.config import environment
+from lockstep.command_line.trial_runs import check_trial_config, require_no_launcher, run_to_end, trial_overrides
 from lockstep.errors import EXIT_FAILED, UserError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _DEFAULT_STEPS = 40
 
 def plan(
     source: Annotated[
-        str, typer.Argument(metavar="RUN|CONFIG", help="A run folder; or a YAML file or recipe to try out.")
+        str, typer.Argument(metavar="RUN|CONFIG", help="A run folder, or a YAML file or recipe to try out.")
     ],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="key=value", help="Settings by dotted path: optim.lr=1e-3")
@@ -32,7 +32,7 @@ def plan(
     nproc: Annotated[
         str | None,
         typer.Option(
-            "-n", "--nproc-per-node", metavar="N,N…", help="Numbers of processes to predict; default: 1, 2, 4 …"
+            "-n", "--nproc-per-node", metavar="N,N…", help="Numbers of processes to predict; default: 1,2,4,…"
         ),
     ] = None,
     tried: Annotated[
@@ -43,7 +43,7 @@ def plan(
     ] = None,
     measure: Annotated[
         str | None,
-        typer.Option("--measure", metavar="N,N…", help="Try these as well, and check the predictions against them."),
+        typer.Option("--measure", metavar="N,N…", help="Also measure these numbers, to check the predictions."),
     ] = None,
     steps: Annotated[
         int | None, typer.Option("--steps", metavar="S", min=4, help=f"Steps per trial; default: {_DEFAULT_STEPS}.")
@@ -57,7 +57,7 @@ def plan(
     lockstep plan gpt --try 1,2 -n 1,2,4,8
     lockstep plan gpt --measure 4,8
 
-    A run must have been trained in lockstep mode. Trials leave nothing behind.
+    A run must have been trained in lockstep mode. Trials leave no files behind.
     """
     from lockstep.events.run_folder import RunFolder
 
@@ -65,7 +65,7 @@ def plan(
     requested = [] if nproc is None else _numbers("-n", nproc)
     if folder.run_json.is_file():
         if overrides or tried or measure or steps:
-            raise UserError(f"{source} is a run: omit settings, --try, --measure and --steps, which are for a config")
+            raise UserError(f"{source} is a run: omit settings, --try, --measure and --steps, which apply to configs")
         num_lanes = _lanes_of(folder)
         if requested and requested[-1] > num_lanes:
             raise UserError(f"-n {requested[-1]}: the run has lanes={num_lanes}, so at most {num_lanes} processes")
@@ -81,11 +81,9 @@ def plan(
 
 def _check(config: str, overrides: list[str], max_processes: int) -> None:
     """Raise an error for a config that cannot be planned, before anything is tried."""
-    from lockstep.command_line.trial_runs import check_trial_config
     from lockstep.recipes.registry import load_training_recipe
 
-    if environment.read_role(nproc_given=False) == "worker":
-        raise UserError("lockstep plan starts its processes itself: start it once, without a launcher")
+    require_no_launcher("plan")
     _, settings = load_training_recipe(config, overrides)
     check_trial_config(settings, max_processes)
 
@@ -96,8 +94,7 @@ class _Trials(NamedTuple):
 
 
 def _try_out(config: str, overrides: list[str], numbers: Collection[int], num_steps: int, *, quiet: bool) -> _Trials:
-    """Train for a few steps on each of these numbers of processes."""
-    from lockstep.command_line.trial_runs import trial_overrides
+    """Train for a few steps on each of these numbers of processes, and measure the steps."""
     from lockstep.events.run_folder import RunFolder
     from lockstep.recipes.registry import load_training_recipe
 
@@ -118,8 +115,6 @@ def _try_out(config: str, overrides: list[str], numbers: Collection[int], num_st
 
 
 def _train(settings: list[str], processes: int, run: Path) -> None:
-    from lockstep.command_line.trial_runs import run_to_end
-
     command = [sys.executable, "-m", "lockstep", "train", *settings, "--run", str(run), "--quiet"]
     command += ["-n", str(processes)] if processes > 1 else []
     log = run.with_suffix(".log")
@@ -138,7 +133,7 @@ def _print_plan(
     *,
     as_json: bool,
 ) -> None:
-    """Fit the model to `fitted`, and print its predictions beside what was measured, `checked` included."""
+    """Fit the model to `fitted`, and print its predictions next to the measurements, including `checked`."""
     from lockstep.plan.scaling_model import ScalingModel
 
     model = ScalingModel(fitted, num_lanes)
@@ -155,7 +150,7 @@ def _print_plan(
 
 
 def _predict(model: "ScalingModel", processes: int, runs: "list[MeasuredStep]") -> "Prediction":
-    """Predict a step, with the measured speed-up if it and one process were tried."""
+    """Predict a step; add the measured speed-up if both this number of processes and one were tried."""
     prediction = model.predict(processes)
     step_s = {run.processes: run.step_s for run in runs}
     if processes not in step_s or 1 not in step_s:
@@ -182,7 +177,7 @@ def _advice(model: "ScalingModel", predictions: "list[Prediction]") -> list[str]
     lines = []
     if not model.knows_travel:
         lines.append("These are upper bounds: a run on one process says nothing about communication.")
-        lines.append("Plan from a run on two processes, or with --try 1,2.")
+        lines.append("Plan from a run on two or more processes, or with --try 1,2.")
     if predictions[-1].processes == 1:
         return lines
     most = largest_worthwhile(predictions)

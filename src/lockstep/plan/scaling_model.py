@@ -5,8 +5,8 @@ A step on W processes takes
     data + lanes of the busiest process × seconds per lane + waiting for the slowest rank and for gradients + rest
 
 [Note: scaling model]
-- A lane takes longer when more processes share a machine's memory and cores. The slow-down measured from one process to
-  two is added again with every doubling.
+- A lane takes longer when more processes share a machine's memory and cores. The slow-down measured between one process
+  and two is added again with every doubling.
 - No rank is always the slowest. If step times have a standard deviation s, the slowest of W ranks takes about s × m(W)
   longer than the mean, where m(W) is the expected maximum of W draws from a standard normal distribution.
 - Each rank sends as many bytes as in a ring all-reduce, 2 (W − 1) / W times its gradients, and up to a third more if W
@@ -29,7 +29,7 @@ _BYTES_RATIO = 4 / 3  # to a ring all-reduce, if the number of processes is not 
 
 
 class MeasuredStep(NamedTuple):
-    """The time of a step on some number of processes, on the rank that works longest, which the others wait for."""
+    """The time of a step on some number of processes, on the rank that works longest: the others wait for it."""
 
     processes: int
     lanes: int  # of the busiest process
@@ -78,11 +78,11 @@ def measured_step(times: Sequence[RankTimes]) -> MeasuredStep:
 
 
 class ScalingModel:
-    """Fitted to runs of one config on different numbers of processes; one run is enough.
+    """A model fitted to runs of one config on different numbers of processes; one run is enough.
 
     Args:
-        runs: what was measured, on different numbers of processes.
-        num_lanes: the lanes of the config, which limit the number of processes.
+        runs: the measurements, on different numbers of processes.
+        num_lanes: the number of lanes of the config, which limits the number of processes.
     """
 
     def __init__(self, runs: Sequence[MeasuredStep], num_lanes: int) -> None:
@@ -102,7 +102,7 @@ class ScalingModel:
         return self._most.processes > 1 and self._most.travel_s is not None
 
     def predict(self, processes: int) -> Prediction:
-        """Predict a step on some number of processes, and the speed-up over one."""
+        """Predict a step on some number of processes, and the speed-up over one process."""
         lanes = ceil(self._num_lanes / processes)
         exchange_s = self._exchange_s(processes)
         step_s = self._step_s(processes, lanes, exchange_s)
@@ -112,7 +112,7 @@ class ScalingModel:
     def _step_s(self, processes: int, lanes: int, exchange_s: float) -> float:
         doublings = max(0.0, log2(processes / self._fewest.processes))
         lane_s = self._lane_s * (1.0 + self._slowdown * doublings)
-        # What was measured already includes waiting for the slowest rank: only the increase is added.
+        # The measurement already includes waiting for the slowest rank: only the increase is added.
         spread_s = self._most.spread_s * sqrt(lanes / self._most.lanes)
         waiting_s = spread_s * max(0.0, _expected_max(processes) - _expected_max(self._most.processes))
         data_s = self._fewest.data_s * lanes / self._fewest.lanes
@@ -135,7 +135,7 @@ class ScalingModel:
 
 
 def largest_worthwhile(predictions: Sequence[Prediction]) -> int:
-    """Return the most processes for which each increase in this list, starting from one, gains at least 10%."""
+    """Return the largest number of processes up to which each entry of this list, from one on, gains at least 10%."""
     most, speed_up = 1, 1.0
     for prediction in predictions:
         if prediction.processes > 1 and prediction.speed_up < _MIN_GAIN * speed_up:

@@ -29,7 +29,7 @@ class EmbeddedImage(NamedTuple):
 
 
 def embed_images(record: RunRecord) -> list[EmbeddedImage]:
-    """Return the newest image of each name that the run has logged, and those of a recipe in RUN/pictures."""
+    """Return the newest image of each name that the run logged, and those that a recipe wrote to RUN/pictures."""
     images: list[EmbeddedImage] = []
     total_bytes = 0
     for name, step, path in _candidates(record):

@@ -1,6 +1,6 @@
 """Build an HTML page as one self-contained file, in which text from a run folder stays text.
 
-Whatever is not `Markup` made here is escaped, and the page's content policy forbids it to load or run anything else.
+Anything that is not `Markup` made here is escaped. The page's content policy forbids loading or running anything else.
 """
 
 import base64
@@ -13,7 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-_VOID_ELEMENTS = ("img",)  # that have no end tag
+_VOID_ELEMENTS = ("img",)  # elements without an end tag
 
 
 class Markup(str):
@@ -33,7 +33,7 @@ def element(name: str, *children: "str | Markup | None", **attributes: Any) -> M
 
 
 def join_markup(*children: "str | Markup | None") -> Markup:
-    """Join markup, and text that is escaped; None is omitted."""
+    """Join markup and text; text is escaped, None is omitted."""
     return Markup("".join(child if isinstance(child, Markup) else html.escape(child) for child in children if child))
 
 

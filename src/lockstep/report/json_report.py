@@ -30,12 +30,12 @@ _FROM_START = (
 def report_values(
     records: Sequence[RunRecord], statuses: Sequence[RunStatus], rows: Sequence[ComparisonRow]
 ) -> dict[str, Any]:
-    """Return the report as values that JSON can hold.
+    """Return the report as JSON-compatible values.
 
     Args:
         records: the runs.
         statuses: the status of each of them.
-        rows: the comparison, which is included if there is more than one run.
+        rows: the comparison, included if there is more than one run.
     """
     runs = [_run(record, status) for record, status in zip(records, statuses, strict=True)]
     values: dict[str, Any] = {"runs": runs}

@@ -1,6 +1,6 @@
 "use strict";
-// A plot under the pointer shows, in its legend, each line's value nearest to the pointer's step.
-function show(figure, clientX) {
+// The legend of the plot under the pointer shows, for each line, the value nearest to the pointer's step.
+function showValuesAt(figure, clientX) {
   const plot = JSON.parse(figure.dataset.plot), [low, high, begin, end, width] = plot.axis;
   const box = figure.querySelector("svg").getBoundingClientRect();
   const x = (clientX - box.left) / box.width * width;
@@ -17,7 +17,7 @@ function show(figure, clientX) {
   cursor.setAttribute("x2", place);
   cursor.setAttribute("visibility", "visible");
 }
-function rest(figure) {
+function showLastValues(figure) {
   const values = figure.querySelectorAll(".legend b");
   JSON.parse(figure.dataset.plot).lines.forEach((points, index) => {
     values[index].textContent = points[points.length - 1][1];
@@ -27,7 +27,7 @@ function rest(figure) {
 let hovered = null;
 document.addEventListener("pointermove", (event) => {
   const figure = event.target instanceof Element ? event.target.closest("figure[data-plot]") : null;
-  if (hovered !== null && hovered !== figure && hovered.isConnected) rest(hovered);
+  if (hovered !== null && hovered !== figure && hovered.isConnected) showLastValues(hovered);
   hovered = figure;
-  if (figure !== null) show(figure, event.clientX);
+  if (figure !== null) showValuesAt(figure, event.clientX);
 });

@@ -27,7 +27,7 @@ _MAX_RANKS = 32
 _MAX_TILES = 8
 _MAX_COMPARED_CURVES = 8
 _MAX_TEXT_CHARS = 4000
-_SMALL_IMAGE = 64  # pixels: smaller images are enlarged, so that their pixels can be seen
+_SMALL_IMAGE = 64  # pixels: smaller images are enlarged so that their pixels are visible
 
 
 def run_page(record: RunRecord, status: RunStatus) -> str:

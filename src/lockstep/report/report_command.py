@@ -11,12 +11,12 @@ from lockstep.errors import UserError
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN …", help="A run folder; or several, to compare them.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="A run folder, or several to compare.")],
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", metavar="FILE.html", help="Where to write the page; default: RUN/report.html."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; write a page only with -o.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; write a page only if -o is given.")] = False,
 ) -> None:
     """Report how a run went and where its time went, rank by rank, and write a page with plots.
 
@@ -26,8 +26,8 @@ def report(
     lockstep report runs/one runs/two runs/four
 
     The page is one self-contained file. Several runs are compared by samples per second, speed-up, efficiency, and
-    whether they ended with the same bits; their page is written only with -o. A run may still be in progress, and is
-    not disturbed.
+    whether they ended with the same bits; their page is written only if -o is given. A run may still be in progress;
+    the report does not disturb it.
     """
     from lockstep.observe.run_record import read_record
     from lockstep.observe.run_status import read_run_lock, run_status

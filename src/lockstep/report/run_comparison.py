@@ -18,7 +18,7 @@ class Throughput(NamedTuple):
 
 
 class ComparisonRow(NamedTuple):
-    """One run beside the run with the fewest processes."""
+    """One run, compared with the run on the fewest processes."""
 
     record: RunRecord
     processes: int
@@ -58,7 +58,7 @@ def comparison_cells(rows: Sequence[ComparisonRow]) -> list[tuple[str, ...]]:
 
 
 def comparison_notes(rows: Sequence[ComparisonRow]) -> list[str]:
-    """Say whether the runs did the same work, and whether they ended with the same bits."""
+    """Say whether the runs did the same work and whether they ended with the same bits."""
     notes = []
     for name, plural in _COMPARABLE.items():
         values = {one_line(row.record.start.get(name, "none"), 60) for row in rows}

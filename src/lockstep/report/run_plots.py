@@ -16,7 +16,7 @@ _MAX_OBJECTIVES = 8
 _MAX_DOTS = 1500
 _LOSSES = ("loss", "train_loss", "test/loss")
 _SEARCH_TIMES = ("evaluate_s", "evolve_s", "train_s")
-_SEARCH_METRICS = ("found/", "best/", "median/", *_SEARCH_TIMES)  # have plots of their own
+_SEARCH_METRICS = ("found/", "best/", "median/", *_SEARCH_TIMES)  # have their own plots
 _TITLES = {"lr": "Learning rate", "gradient_norm": "Gradient norm", "loss_scale": "Loss scale"}
 
 

@@ -118,7 +118,7 @@ def line_plot(
     Args:
         title: the caption.
         lines: the lines; where points were merged, a band shows their range.
-        marks: what happened, as vertical lines.
+        marks: events to show as vertical lines.
         x_label: what the x axis counts.
         may_be_log: use a logarithmic y axis if the values span a large range.
     """

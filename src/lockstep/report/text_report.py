@@ -19,7 +19,7 @@ from lockstep.observe.text_format import (
     one_line,
 )
 
-_MAX_HISTORY = 12  # the newest restarts and incidents
+_MAX_HISTORY = 12  # restarts and incidents, the newest
 _MAX_RANKS = 16  # in a table
 _SEARCH_TIMES = {"evaluate_s": "evaluating", "evolve_s": "evolving", "train_s": "training the network"}
 
@@ -41,7 +41,7 @@ def report_lines(record: RunRecord, status: RunStatus) -> list[str]:
 
 
 def run_title(record: RunRecord) -> str:
-    """Say in a few words what a run trains or searches."""
+    """Say in a few words what a run trains or searches for."""
     start = record.start
     parts = [one_line(start.get("recipe", "a search" if record.is_search else "a custom loop"), 60)]
     if (parameters := parse_count(start.get("parameters"))) is not None:
@@ -119,7 +119,7 @@ def slowest_ranks(ranks: Sequence[RankTimes], max_ranks: int) -> list[RankTimes]
 
 
 def communication_lines(ranks: Sequence[RankTimes]) -> list[str]:
-    """Return a line for each rank on the gradients it sends, and how much of that overlapped with compute."""
+    """Return a line per rank about the gradients it sends, and how much of that overlapped with compute."""
     return [
         f"gradients, rank {each.rank}: {format_bytes(each.sent_bytes)} sent per step, "
         f"{format_seconds(each.travel_s)} in transit, {format_percent(each.hidden)} of it during the backward pass"

@@ -1,1 +1,1 @@
-"""`lockstep submit`: the sbatch script or Kubernetes manifest that starts a job on many machines."""
+"""`lockstep submit`: write the sbatch script or Kubernetes manifest that starts a job on many machines."""

@@ -1,4 +1,4 @@
-"""A job for a scheduler: the machines it needs and the command that each of them runs, checked before it is queued."""
+"""A job for a scheduler: the machines it needs and the command that each one runs, checked before it is queued."""
 
 import re
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ from lockstep.errors import EXIT_STOPPED, UserError
 if TYPE_CHECKING:
     from lockstep.config.job_schema import JobConfig
 
-_MARGIN_S = 15  # between the grace period and the kill: for the agent to end and the job to be requeued
+_MARGIN_S = 15  # from the end of the grace period to the kill: time for the agent to end and the job to be requeued
 _MIN_NOTICE_S = 2 * _MARGIN_S
 _MAX_NOTICE_S = 65535  # a limit of Slurm
-# Parameters of `launch_options`.
+# Parameters of `launch_options` that the scheduler determines.
 _SET_BY_THE_SCHEDULER = ("nnodes", "node_rank", "master_addr", "master_port", "rdzv_endpoint")
 
 
@@ -33,8 +33,8 @@ class Machines:
     """The machines of a job, all alike."""
 
     count: int
-    nproc: str  # on each, as the option `-n` takes it
-    num_processes: int  # on all machines, at most
+    nproc: str  # processes on each machine, in the form of the option `-n`
+    num_processes: int  # maximum, over all machines
     cpus: int
     gpus: int | None = None
     memory: MemoryRequest | None = None
@@ -59,7 +59,7 @@ class JobRequest:
     setup: str | None = None  # shell
 
     def command_line(self, *placement: str) -> list[str]:
-        """The full command of a machine. Our options come first, because a script's arguments must be at the end."""
+        """Return the full command of a machine. Our options come first: a script's arguments must be at the end."""
         name, *arguments = self.command.words
         grace = ["--grace", str(self.stop_before_s - _MARGIN_S)] if self.command.grace_s is None else []
         return ["lockstep", name, "-n", self.machines.nproc, *placement, *grace, *arguments]
@@ -104,7 +104,7 @@ def read_time(text: str) -> int:
 
 
 def check_notice(stop_before_s: int, time_s: int | None = None) -> None:
-    """Check that there is time to save, and to train before that."""
+    """Check that there is enough time to save, and to train before that."""
     if not _MIN_NOTICE_S <= stop_before_s <= _MAX_NOTICE_S:
         raise UserError(f"--stop-before {stop_before_s}: expected {_MIN_NOTICE_S} to {_MAX_NOTICE_S} seconds")
     if time_s is not None and time_s <= stop_before_s:
@@ -129,12 +129,10 @@ def check_grace(grace_s: float | None, stop_before_s: int) -> None:
 
 
 def read_command(context: typer.Context, words: Sequence[str], machines: Machines) -> SubmittedCommand:
-    """Check a `train …` or `run …` command as if it were to start now on these machines."""
+    """Check a `train …` or `run …` command as if it were to start now on these machines; return it."""
     if not words or words[0] not in ("train", "run"):
         found = f"{words[0][:60]!r}" if words else "nothing"
-        raise UserError(
-            f"expected the command to run, train … or run …, and got {found}: lockstep submit … -- train mine.yaml"
-        )
+        raise UserError(f"expected a train … or run … command, and got {found}: lockstep submit … -- train mine.yaml")
     parsed = _parse(context, words)
     given = {name: parsed.params[name] for name in parsed.params if _is_given(parsed, name)}
     _refuse_options(given)
@@ -168,11 +166,11 @@ def _refuse_options(given: dict[str, Any]) -> None:
     for name in _SET_BY_THE_SCHEDULER:
         if name in given:
             option = "--" + name.replace("_", "-")
-            raise UserError(f"{option} {given[name]}: the scheduler decides which machines meet where; omit it")
+            raise UserError(f"{option} {given[name]}: the scheduler places the machines; omit {option}")
     if "stop_after" in given:
         raise UserError(
-            f"--stop-after {given['stop_after']} ends with exit code {EXIT_STOPPED}, after which the job is started "
-            "again and again: set steps=… instead"
+            f"--stop-after {given['stop_after']} ends with exit code {EXIT_STOPPED}, which makes the scheduler start "
+            "the job again: set steps=… instead"
         )
 
 
@@ -191,7 +189,7 @@ def _check_lanes(settings: "JobConfig", processes: int) -> None:
     from lockstep.config.train_schema import Config
     from lockstep.data.lanes import choose_lanes, share_lanes
 
-    # With a batch per device, lanes follow the processes; a mesh shares lanes over one of its axes only.
+    # With a batch per device, the number of lanes follows the processes; a mesh shares lanes over one axis only.
     if isinstance(settings, Config) and settings.batch.global_batch is not None and isinstance(settings.parallel, str):
         lanes = choose_lanes(settings.batch.global_batch) if settings.lanes == "auto" else settings.lanes
         share_lanes(lanes, processes, settings.lanes_per_rank)

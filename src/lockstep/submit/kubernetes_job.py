@@ -1,4 +1,4 @@
-"""Write the manifest for `kubectl apply`: a Job with one pod per machine, and a Service by which they meet."""
+"""Write the manifest for `kubectl apply`: a Job with one pod per machine, and a Service through which they meet."""
 
 import re
 from dataclasses import dataclass, replace
@@ -8,7 +8,7 @@ from lockstep.config.placement import DEFAULT_PORT
 from lockstep.errors import EXIT_DRIFT, EXIT_STOPPED, EXIT_USER, UserError
 from lockstep.submit.job_request import JobRequest
 
-_FAILURES_PER_POD = 3  # of those that a retry may fix; agents restart their ranks before that
+_FAILURES_PER_POD = 3  # that a retry may fix; before that, agents restart their ranks
 _MAX_LABEL_CHARS = 63  # of a DNS name
 _SHARED_MEMORY = "/dev/shm"
 _INDEX = "JOB_COMPLETION_INDEX"  # set by Kubernetes in each pod of an indexed Job
@@ -33,10 +33,10 @@ class KubernetesOptions:
 
     image: str
     volumes: tuple[Volume, ...] = ()
-    folder: str | None = None  # to run in; None: the image's
+    folder: str | None = None  # working folder; None: the image's
 
     def check(self) -> None:
-        """Refuse values that Kubernetes would not accept."""
+        """Raise a `UserError` for values that Kubernetes would not accept."""
         if not re.fullmatch(r"[\w][\w./:@-]*", self.image, re.ASCII):
             raise UserError(f"--image {self.image[:60]!r}: expected the name of an image, as in registry/name:tag")
         if self.folder is not None and not self.folder.startswith("/"):
@@ -45,7 +45,7 @@ class KubernetesOptions:
         for path in paths:
             if path == _SHARED_MEMORY or paths.count(path) > 1:
                 raise UserError(
-                    f"--volume …:{path}: that folder is mounted already: choose another ({_SHARED_MEMORY} always is)"
+                    f"--volume …:{path}: that folder is already mounted ({_SHARED_MEMORY} always is): choose another"
                 )
 
 
@@ -53,7 +53,7 @@ def read_volume(text: str) -> Volume:
     """Read the option --volume."""
     claim, _, path = text.partition(":")
     if not re.fullmatch(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", claim) or not re.fullmatch(r"/[^:\0]+", path):
-        raise UserError(f"--volume {text[:60]!r}: expected a claim and where to mount it, as in runs:/workspace/runs")
+        raise UserError(f"--volume {text[:60]!r}: expected a claim and a mount path, as in runs:/workspace/runs")
     return Volume(claim, path)
 
 
@@ -62,7 +62,7 @@ def check_kubernetes_name(name: str, num_pods: int) -> None:
     most = _MAX_LABEL_CHARS - len(f"-{num_pods - 1}")
     if not re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", name) or len(name) > most:
         raise UserError(
-            f"--name {name[:80]!r}: expected a lower-case letter, then such letters, digits and dashes, {most} at most"
+            f"--name {name[:80]!r}: expected at most {most} lower-case letters, digits and dashes, first a letter"
         )
 
 
@@ -73,7 +73,7 @@ def kubernetes_name(text: str) -> str:
 
 
 def job_manifest(job: JobRequest, options: KubernetesOptions) -> str:
-    """The manifest, as YAML."""
+    """Return the manifest as YAML."""
     import yaml
 
     parts = [_job(job, options)] if job.machines.count == 1 else [_service(job), _job(job, options)]
@@ -86,7 +86,7 @@ def _service(job: JobRequest) -> dict[str, Any]:
         "kind": "Service",
         "metadata": {"name": job.name},
         "spec": {
-            "clusterIP": "None",  # headless: it only gives the pods names
+            "clusterIP": "None",  # headless: only gives the pods hostnames
             "selector": {"job-name": job.name},
             "publishNotReadyAddresses": True,  # pods must meet before they are ready
         },
@@ -155,7 +155,7 @@ def _resources(job: JobRequest) -> dict[str, Any]:
 
 
 def _command(job: JobRequest) -> dict[str, list[str]]:
-    """The agent is the container's first process, because that is the one Kubernetes asks to stop."""
+    """Return the container's command. Its first process is the agent, because that is what Kubernetes asks to stop."""
     placement = []
     if job.machines.count > 1:
         placement = ["--nnodes", str(job.machines.count), "--node-rank", f"$({_INDEX})"]

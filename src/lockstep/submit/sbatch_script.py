@@ -1,4 +1,4 @@
-"""Write the script for `sbatch`: one agent per machine, stopped before the time limit, and queued again if stopped."""
+"""Write the script for `sbatch`: one agent per machine; it stops before the time limit and is then queued again."""
 
 import re
 import shlex
@@ -18,7 +18,7 @@ class SlurmOptions:
     account: str | None = None
 
     def check(self) -> None:
-        """Refuse values that Slurm would not accept."""
+        """Raise a `UserError` for values that Slurm would not accept."""
         if self.time is not None:
             read_time(self.time)
         for option, value in (("--partition", self.partition), ("--account", self.account)):
@@ -38,7 +38,7 @@ def slurm_name(text: str) -> str:
 
 
 def sbatch_script(job: JobRequest, options: SlurmOptions, folder: Path) -> str:
-    """The script; `folder` is where the command was checked, and where it will run."""
+    """Return the script; `folder` is where the command was checked, and where it will run."""
     return "\n".join([*_head(job), *_directives(job, options), "", *_body(job, folder), ""])
 
 
@@ -47,7 +47,7 @@ def _head(job: JobRequest) -> list[str]:
         "#!/bin/bash",
         "# Written by `lockstep submit slurm`, for sbatch.",
         f"# Machines: {job.machines.count}; processes: {job.machines.nproc} on each.",
-        f"# {job.stop_before_s} s before its time limit, Slurm asks the job to stop. It saves, and is queued again.",
+        f"# {job.stop_before_s} s before its time limit, Slurm asks the job to stop. It saves and is queued again.",
         "# It may resume on other machines: its run folder must be on a disk that all machines share.",
         "",
     ]
@@ -71,7 +71,7 @@ def _directives(job: JobRequest, options: SlurmOptions) -> list[str]:
         "#SBATCH --ntasks-per-node=1",
         "# The signal goes to the agents and their processes, not to this script, which must outlive them.",
         f"#SBATCH --signal=TERM@{job.stop_before_s}",
-        "# Queued again after a machine fails, too. One log for all starts.",
+        "# The job is also queued again if a machine fails. All starts share one log.",
         "#SBATCH --requeue",
         "#SBATCH --open-mode=append",
     ]
@@ -84,12 +84,12 @@ def _body(job: JobRequest, folder: Path) -> list[str]:
         f"cd {shlex.quote(str(folder))}",
         *([] if job.setup is None else [job.setup]),
         "",
-        "# Agents end by themselves. One may still be saving when another has ended, and must not be killed.",
+        "# Agents exit by themselves. One may still be saving when another has exited, and must not be killed.",
         "code=0",
         f"srun --kill-on-bad-exit=0 --wait=0 --cpus-per-task={job.machines.cpus} \\",
         f"    {command} || code=$?",
         "",
-        f"# {EXIT_STOPPED}: stopped on request, and saved: the same job resumes later. Any other code ends it.",
+        f"# {EXIT_STOPPED}: stopped on request after saving; the same job resumes later. Any other code ends it.",
         f'if [ "$code" -eq {EXIT_STOPPED} ]; then',
         '    scontrol requeue "$SLURM_JOB_ID" || echo "not queued again: submit this script again to resume" >&2',
         "fi",

@@ -29,13 +29,13 @@ _TAKES_A_COMMAND = {"allow_interspersed_args": False}  # everything after the fi
 
 Command = Annotated[
     list[str] | None,
-    typer.Argument(metavar="-- train|run …", help="What each machine runs: lockstep train … or lockstep run …"),
+    typer.Argument(metavar="-- train|run …", help="The command for each machine: train … or run …"),
 ]
 Nodes = Annotated[int, typer.Option("--nodes", metavar="N", min=1, help="Number of machines.")]
 Nproc = Annotated[
     str | None,
     typer.Option(
-        "-n", "--nproc-per-node", metavar="N|MIN:MAX", help="Processes per machine; default: one per GPU, else one."
+        "-n", "--nproc-per-node", metavar="N|MIN:MAX", help="Processes per machine; default: one per GPU, or one."
     ),
 ]
 Gpus = Annotated[int | None, typer.Option("--gpus", metavar="N", min=1, help="GPUs per machine.")]
@@ -44,13 +44,13 @@ Cpus = Annotated[
 ]
 MemoryOption = Annotated[str | None, typer.Option("--memory", metavar="64G", help="Memory per machine.")]
 StopBefore = Annotated[
-    int, typer.Option("--stop-before", metavar="S", help="Seconds from SIGTERM to the kill, for saving.")
+    int, typer.Option("--stop-before", metavar="S", help="Seconds between SIGTERM and the kill, for saving.")
 ]
 Setup = Annotated[
     str | None, typer.Option("--setup", metavar="SHELL", help="Shell to run first, as in 'source .venv/bin/activate'.")
 ]
 Output = Annotated[
-    Path | None, typer.Option("-o", "--output", metavar="FILE", help="File to write; default: print it.")
+    Path | None, typer.Option("-o", "--output", metavar="FILE", help="File to write; default: standard output.")
 ]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite FILE.")]
 
@@ -83,7 +83,7 @@ def slurm(
     lockstep submit slurm --nodes 2 -n 4 --gpus 4 --time 24:00:00 -o job.sh -- train mine.yaml optim.lr=1e-3
     lockstep submit slurm --nodes 2 -n 4 -- run train.py --epochs 10 | sbatch
 
-    The command is checked now, as if it were to start. The job runs in the current folder.
+    The command is checked now, as if it were about to start. The job runs in the current folder.
     """
     from lockstep.submit.sbatch_script import SlurmOptions, check_slurm_word, sbatch_script, slurm_name
 
@@ -97,7 +97,7 @@ def slurm(
     _write(sbatch_script(job, options, Path.cwd()), output, force=force)
 
 
-@app.command(context_settings=_TAKES_A_COMMAND)
+@app.command(context_settings=_TAKES_A_COMMAND, short_help="Write a manifest for kubectl.")
 def kubernetes(
     context: typer.Context,
     image: Annotated[
@@ -111,7 +111,7 @@ def kubernetes(
     memory: MemoryOption = None,
     volume: Annotated[
         list[str] | None,
-        typer.Option("--volume", metavar="CLAIM:/PATH", help="Mount a volume claim, for runs or data; repeatable."),
+        typer.Option("--volume", metavar="CLAIM:/PATH", help="Mount a volume claim for runs or data; repeatable."),
     ] = None,
     workdir: Annotated[
         str | None, typer.Option("--workdir", metavar="/PATH", help="Working folder; default: the image's.")
@@ -131,7 +131,7 @@ def kubernetes(
         -- train mine.yaml
     kubectl apply -f job.yaml
 
-    The command is checked now, with the files in the current folder; the image must contain the same ones.
+    The command is checked now, with the files in the current folder; the image must contain the same files.
     """
     from lockstep.submit.kubernetes_job import (
         KubernetesOptions,
@@ -159,7 +159,7 @@ def _request(
     setup: str | None,
     name_of: Callable[[str], str],
 ) -> JobRequest:
-    """Check the command last: checking a config imports torch."""
+    """Build the job. The command is checked last, because checking a config imports torch."""
     check_setup(setup)
     submitted = read_command(context, command or [], machines)
     check_grace(submitted.grace_s, stop_before)

@@ -1,1 +1,1 @@
-"""Watching the processes of a job from outside: heartbeats, stacks, hangs, and how they ended."""
+"""Supervises the processes of a job from outside: heartbeats, stacks, crash and hang reports."""

@@ -29,7 +29,7 @@ class RankFiles:
 
     @classmethod
     def own(cls) -> Self | None:
-        """Return the files of this process, or None if no agent has started it."""
+        """Return the files of this process, or None if no agent started it."""
         folder = environment.supervision_folder()
         return None if folder is None else cls(folder, environment.read_placement().rank)
 
@@ -40,7 +40,7 @@ class RankFiles:
 
     @property
     def report(self) -> Path:
-        """The error that the rank failed with, written by the rank itself."""
+        """The error that made the rank fail, written by the rank itself."""
         return self._path("json")
 
     @property
@@ -65,7 +65,7 @@ class RankFiles:
 
     @property
     def run_folder(self) -> Path:
-        """The path of the run folder that the rank has opened, if any."""
+        """The path of the run folder that the rank opened, if any."""
         return self._path("run")
 
     def _path(self, suffix: str) -> Path:
@@ -74,12 +74,12 @@ class RankFiles:
 
 @contextmanager
 def agent_folder() -> Iterator[Path]:
-    """Make a folder for an agent, private to this user, and remove it at the end.
+    """Create a folder for an agent, private to this user, and remove it at the end.
 
-    It is in shared memory, because heartbeat pages are written all the time and should not touch a disk; where memory
-    is short, among the temporary files.
+    It is in shared memory, because heartbeat pages are written constantly and should not touch a disk. If there is not
+    enough shared memory, it is created in the temporary folder instead.
     """
-    import fcntl  # not on Windows, where other parts of this module are imported
+    import fcntl  # does not exist on Windows, where other parts of this module are imported
 
     memory = environment.memory_folder()
     if memory is not None:
@@ -96,14 +96,14 @@ def agent_folder() -> Iterator[Path]:
 
 
 def clear_rank_files(folder: Path) -> None:
-    """Remove the files that the ranks of an earlier attempt have written."""
+    """Remove the files that the ranks of an earlier attempt wrote."""
     for path in folder.iterdir():
         if path.name != _LOCK:
             path.unlink()
 
 
 def remove_stale_agent_folders(memory: Path) -> None:
-    """Remove the folders of this user's killed agents: those whose lock nobody holds."""
+    """Remove the folders of this user's agents that were killed: those whose lock nobody holds."""
     for folder in memory.glob(f"{FOLDER_PREFIX}*"):
         with suppress(OSError):
             found = folder.lstat()

@@ -1,4 +1,4 @@
-"""When all ranks wait for each other in collectives: which rank has left the common order?"""
+"""Finds the rank whose order of collectives differs, when all ranks wait for each other in collectives."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,14 +11,14 @@ from lockstep.supervision.wait_analysis import PeerWait
 
 
 class CollectiveMismatch(NamedTuple):
-    """Which ranks have left the common order of collectives, and how."""
+    """Which ranks called different collectives from the rest, and how."""
 
     ranks: tuple[int, ...]  # empty: unknown
     words: str  # what they did; empty: unknown
 
 
 class _Signature(NamedTuple):
-    """What must agree between the ranks of a collective."""
+    """What must be equal on all ranks of a collective."""
 
     name: str
     sizes: str
@@ -28,11 +28,11 @@ _UNKNOWN = CollectiveMismatch((), "")
 
 
 def find_mismatch(observed: Sequence[RankObservation], waits: Mapping[int, PeerWait]) -> CollectiveMismatch:
-    """Find the odd ones out: by the flight recorder, else by where most ranks wait, else by which rank is ahead.
+    """Find the odd ranks out: by the flight recorder, else by where most ranks wait, else by which rank is ahead.
 
     Args:
         observed: all ranks of the job.
-        waits: where each of them waits, by rank.
+        waits: where each rank waits, by rank.
     """
     recorded = _from_flight_recorder(observed)
     if recorded is not None:
@@ -63,7 +63,7 @@ def _of_group(collectives: Sequence[Collective], group: str) -> dict[int, Collec
 
 
 def _first_difference(recorded: Mapping[int, Mapping[int, Collective]]) -> CollectiveMismatch | None:
-    """Compare the ranks' collectives by number, as far back as all their recorders go."""
+    """Compare the ranks' collectives by number, as far back as every recorder reaches."""
     first = max((min(each) for each in recorded.values() if each), default=0)
     last = max((max(each) for each in recorded.values() if each), default=0)
     common: list[_Signature] = []
@@ -87,7 +87,7 @@ def _signature(collective: Collective | None) -> _Signature | None:
 
 
 def _expected_next(common: Sequence[_Signature]) -> _Signature | None:
-    """What followed the last common collective when it occurred before: training repeats itself."""
+    """Return what followed the last common collective when it occurred before: training steps repeat."""
     for index in range(len(common) - 1, 0, -1):
         if common[index - 1] == common[-1]:
             return common[index]
@@ -98,18 +98,15 @@ def _describe(odd: Sequence[int], found: Mapping[int, _Signature | None], expect
     theirs = next((signature for rank, signature in found.items() if rank not in odd), None)
     own = found[odd[0]]
     who = " and ".join(f"rank {rank}" for rank in odd)
-    have = "has" if len(odd) == 1 else "have"
     if theirs is not None and (own is None or theirs == expected):
-        return f"{who} {have} skipped the {theirs.name} of {theirs.sizes} that the other ranks call"
+        return f"{who} skipped the {theirs.name} of {theirs.sizes} that the other ranks call"
     if own is not None and theirs is not None:
-        return (
-            f"{who} {have} called {own.name} of {own.sizes} where the other ranks call {theirs.name} of {theirs.sizes}"
-        )
-    return f"{who} {have} called {own.name} of {own.sizes}, which the other ranks do not" if own is not None else ""
+        return f"{who} called {own.name} of {own.sizes} where the other ranks call {theirs.name} of {theirs.sizes}"
+    return f"{who} called {own.name} of {own.sizes}, which the other ranks do not" if own is not None else ""
 
 
 def _minority(by_rank: Mapping[int, object]) -> tuple[int, ...]:
-    """The ranks that differ from what more than half of all ranks have in common."""
+    """Return the ranks that differ from what more than half of all ranks have in common."""
     (common, count), *_ = Counter(by_rank.values()).most_common() or [(None, 0)]
     if 2 * count <= len(by_rank):
         return ()

@@ -1,7 +1,7 @@
 """Crash reports: which rank failed first, which ranks failed because of it, and the incident files.
 
-When one rank dies the others soon fail too, in whatever collective they are in, and often more loudly. The cause is
-found from how each rank's process ended and from the error reports that failing workers write
+When one rank dies, the others soon fail too, in whatever collective they are in, and often with more output. The cause
+is found from how each rank's process ended and from the error reports that failing workers write
 (`lockstep.launcher.worker_main`).
 """
 
@@ -23,8 +23,8 @@ from lockstep.supervision.linux_processes import signal_name
 _MAX_REPORT_BYTES = 2**20
 _MAX_INCIDENTS_PER_S = 1000
 
-# Signals that a process dies of through its own fault or the kernel's. Not SIGABRT: a C++ runtime that loses its peer
-# ends with that.
+# Signals that end a process by its own fault or the kernel's decision. Not SIGABRT: a C++ runtime that loses its peer
+# aborts with that.
 _FATAL_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 
 # "(pid 7) is killed by signal" from torch's signal handler; "(pid(s) 7, 8) exited unexpectedly" if the rank noticed it
@@ -49,13 +49,13 @@ class ErrorReport:
     error: str
     traceback: str
     deliberate: bool  # raised by lockstep for the user to read: no traceback needed
-    exit_code: int | None  # that the command should end with
+    exit_code: int | None  # that the command should exit with
     communication: bool  # what a rank raises when *another* rank is gone
 
 
 @dataclass(frozen=True)
 class RankExit:
-    """How one rank ended: with `exit_code` (negative: by a signal). Or it is still running, with None."""
+    """How one rank ended: with `exit_code`, negative for a signal, or None if it is still running."""
 
     rank: int
     exit_code: int | None
@@ -69,7 +69,7 @@ class FailureContext:
 
     world_size: int
     host: str = ""
-    out_of_memory: bool = False  # the kernel has made an out-of-memory kill during this attempt
+    out_of_memory: bool = False  # the kernel made an out-of-memory kill during this attempt
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class FailureVerdict:
     rank: int | None = None  # that caused it; None: it is on another machine, or unknown
     victims: tuple[int, ...] = ()
     is_final: bool = False  # any further attempt would fail in the same way
-    is_from_outside: bool = False  # killed or stopped by somebody: that says nothing about the next attempt
+    is_from_outside: bool = False  # killed or stopped by somebody else, so the next attempt may succeed
 
 
 def read_error_report(path: Path) -> ErrorReport | None:
@@ -96,7 +96,7 @@ def read_error_report(path: Path) -> ErrorReport | None:
 
 
 def read_announced_exit(path: Path) -> int | None:
-    """Return the exit code of a rank whose script is over and whose process is about to end; else None."""
+    """Return the exit code of a rank whose script is over and whose process is about to end, or None."""
     try:
         return int(path.read_text()[:4])
     except (OSError, ValueError):
@@ -126,7 +126,7 @@ def explain_failure(exits: Sequence[RankExit], context: FailureContext) -> Failu
     """Name the rank that caused a failure, then its victims in one line.
 
     Args:
-        exits: how each rank of this machine ended, or that it still runs.
+        exits: how each rank of this machine ended, or that it is still running.
         context: the job and the machine.
     """
     cause = min(exits, key=_suspicion)
@@ -138,13 +138,14 @@ def explain_failure(exits: Sequence[RankExit], context: FailureContext) -> Failu
         return FailureVerdict(EXIT_STOPPED, [message], message, cause.rank, is_final=True)
     if _suspicion(cause)[0] >= _LOST_CONTACT and context.world_size > len(exits):
         ranks = ", ".join(str(each.rank) for each in sorted(exits, key=lambda each: each.rank))
-        message = f"rank {ranks} of {context.world_size}: victims of a rank on another machine; see its output"
+        noun = "rank" if len(exits) == 1 else "ranks"
+        message = f"{noun} {ranks} of {context.world_size}: victims of a rank on another machine; see its output"
         return FailureVerdict(EXIT_FAILED, [message], message, is_from_outside=True)
     return _crash(cause, others, context)
 
 
 def _deliberate_error(cause: RankExit, report: ErrorReport, others: Sequence[RankExit]) -> FailureVerdict:
-    """Repeat a message that lockstep has raised for the user; name its rank unless it holds for all ranks."""
+    """Repeat a message that lockstep raised for the user; name its rank unless it applies to all ranks."""
     _, _, message = report.error.partition(": ")
     is_from_all = all(_says_the_same(each, report) for each in others)
     names_its_rank = message.startswith(f"rank {cause.rank} ")
@@ -173,9 +174,9 @@ def _crash(cause: RankExit, others: Sequence[RankExit], context: FailureContext)
 
 
 def _says_the_same(other: RankExit, report: ErrorReport) -> bool:
-    """Has another rank failed with the same message, or not come that far yet?
+    """Has another rank failed with the same message, or not yet got to the point where it would?
 
-    An error before the first step would have been every rank's error.
+    An error before the first step would have occurred on every rank.
     """
     if other.report is not None and not other.report.communication:
         return other.report.error == report.error
@@ -184,7 +185,7 @@ def _says_the_same(other: RankExit, report: ErrorReport) -> bool:
 
 
 def _was_killed(end: RankExit) -> bool:
-    """Was the rank killed, or one of its data workers? Torch may say so only in the error's own cause."""
+    """Was the rank or one of its data workers killed? For a data worker, torch may say so only in the traceback."""
     if end.report is not None:
         return _KILLED_DATA_WORKER.search(f"{end.report.error}\n{end.report.traceback}") is not None
     return end.exit_code in (-signal.SIGKILL, -signal.SIGTERM)
@@ -196,7 +197,7 @@ def has_only_victims(exits: Sequence[RankExit]) -> bool:
 
 
 def _suspicion(end: RankExit) -> tuple[int, float]:
-    """Sort key for the likeliest cause; among equals, the earliest report."""
+    """Sort key: the likeliest cause first; among equals, the earliest report."""
     report = end.report
     if report is not None:
         return (_LOST_CONTACT if report.communication else _RAISED), report.time
@@ -236,7 +237,7 @@ def _describe_cause(end: RankExit, context: FailureContext) -> str:
 
 
 def _describe_dead_data_workers(end: RankExit, report: ErrorReport, context: FailureContext) -> str:
-    """Add what torch's message does not say: it names dead data workers by their process ids alone."""
+    """Return what torch's message omits: it names dead data workers by their process ids alone."""
     is_lost = report.error.startswith(_LOST_CONNECTIONS) and "Caught " not in report.error
     if is_lost and _LOADER in report.traceback:
         return " (to a data worker, which may have died)"
@@ -261,6 +262,6 @@ def _describe_victim(end: RankExit) -> str:
 
 
 def _first_line(text: str) -> str:
-    # It becomes an environment variable of the next attempt, which holds neither lone surrogates nor zero bytes.
+    # The line becomes an environment variable of the next attempt, which cannot hold lone surrogates or zero bytes.
     line = text.split("\n", 1)[0].encode(errors="backslashreplace").decode().replace("\0", "\\0")
     return line if len(line) <= 200 else line[:199] + "…"

@@ -1,18 +1,18 @@
-"""The last collectives of each rank, from torch's flight recorder, dumped by a thread of the rank.
+"""The last collectives of each rank: torch's flight recorder, dumped by a thread of the rank.
 
 [Note: listener]
 
-Only the process itself can read its flight recorder. So each rank has a thread that sleeps in the read of a named pipe
-and costs nothing until the agent writes to it. The thread counts up in the heartbeat page when it has heard a request
-and again when the collectives are written. It needs the interpreter lock for that: a rank that dumps its stacks on
-request but does not acknowledge is in a native call that holds the lock.
+Only the process itself can read its flight recorder. So each rank has a thread that blocks in the read of a named pipe
+and costs nothing until the agent writes to it. The thread increments a count in the heartbeat page when it receives a
+request, and again when the collectives are written. It needs the interpreter lock for that: a rank that dumps its
+stacks on request but does not acknowledge is in a native call that holds the lock.
 
 [Note: flight recorder names]
 
-The functions that dump the recorder have no public name in torch. Seen in torch 2.11 and 2.13: `_dump_nccl_trace_json`
-for NCCL and `_dump_fr_trace_json` for the other backends, both in `torch._C._distributed_c10d` and both without
-required arguments. Where a torch has neither, the collectives are missing from hang reports and nothing else changes.
-`tests/contracts/test_private_names_elastic.py` says so when a name vanishes.
+The functions that dump the recorder have no public name in torch. Checked with torch 2.11 and 2.13:
+`_dump_nccl_trace_json` for NCCL and `_dump_fr_trace_json` for the other backends, both in `torch._C._distributed_c10d`
+and both without required arguments. If a version of torch has neither, hang reports omit the collectives and nothing
+else changes. `tests/contracts/test_private_names_elastic.py` fails when a name disappears.
 """
 
 import _thread
@@ -28,7 +28,7 @@ from lockstep.supervision.agent_folder import RankFiles
 
 RECORDER_MODULE = "torch._C._distributed_c10d"
 DUMP_FUNCTIONS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
-NUM_ACKNOWLEDGEMENTS = 2  # of each request: it was heard; the collectives are written
+NUM_ACKNOWLEDGEMENTS = 2  # of each request: received; the collectives are written
 
 _REQUEST = b"c"
 _MAX_BYTES = 16 * 2**20
@@ -48,14 +48,14 @@ class Collective(NamedTuple):
 
     @property
     def words(self) -> str:
-        """For messages: `all_reduce of [[4, 4]]`."""
+        """Text for messages: `all_reduce of [[4, 4]]`."""
         return f"{self.name} of {self.sizes}"
 
 
 def start_listener(files: RankFiles) -> None:
-    """In a rank: dump the collectives whenever the agent asks. Not a `threading` thread: scripts may count theirs."""
+    """In a rank: dump the collectives whenever the agent asks. Not a `threading` thread: scripts may count those."""
     os.mkfifo(files.requests, 0o600)
-    # Opened for writing too, or the pipe would end when the agent closes its side after the first request.
+    # Opened for writing too: otherwise the pipe would end when the agent closes its side after the first request.
     pipe = os.open(files.requests, os.O_RDWR | os.O_CLOEXEC)
     _thread.start_new_thread(_serve_requests, (pipe, files.collectives))
 
@@ -63,7 +63,7 @@ def start_listener(files: RankFiles) -> None:
 def request_collectives(files: RankFiles) -> bool:
     """In the agent: ask a rank to write its last collectives; return False if it has no listener.
 
-    The rank acknowledges by `NUM_ACKNOWLEDGEMENTS` counts in its heartbeat.
+    The rank acknowledges by incrementing its heartbeat's count `NUM_ACKNOWLEDGEMENTS` times.
     """
     try:
         pipe = os.open(files.requests, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -78,7 +78,7 @@ def request_collectives(files: RankFiles) -> bool:
 
 
 def read_collectives(path: Path) -> list[Collective]:
-    """Return the latest collectives in their order, without point-to-point messages; none if they cannot be read."""
+    """Return the latest collectives in order, without point-to-point messages; an empty list if unreadable."""
     try:
         with path.open("rb") as file:
             entries: Any = parse_json(file.read(_MAX_BYTES)).get("entries", [])
@@ -88,7 +88,7 @@ def read_collectives(path: Path) -> list[Collective]:
 
 
 def _serve_requests(pipe: int, collectives: Path) -> None:
-    with suppress(OSError):  # the script has closed file descriptors that it does not know
+    with suppress(OSError):  # the script closed file descriptors that it did not open
         while requests := os.read(pipe, 64):
             for _ in requests:
                 heartbeat.acknowledge_request()

@@ -1,7 +1,7 @@
-"""Hang reports: which rank is stuck where, which ranks wait for it, and what may help.
+"""Hang reports: which rank is stuck where, which ranks wait for it, and what to do about it.
 
-Made from observations alone (`lockstep.supervision.rank_probe`), so that every case can be tested without a hanging
-process.
+Reports are made from observations alone (`lockstep.supervision.rank_probe`), so every case can be tested without a
+process that hangs.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -24,7 +24,7 @@ from lockstep.supervision.wait_analysis import (
 )
 
 _SAME_ORDER = (
-    "Every rank must call the same collectives in the same order: look for a branch, a loop's length or an early "
+    "Every rank must call the same collectives in the same order: look for a branch, the length of a loop or an early "
     "`continue` that depends on the rank or its data"
 )
 
@@ -68,10 +68,10 @@ def explain_hang(analyzed: Sequence[WaitAnalysis], hung_ranks: Collection[int], 
     diagnosis = _diagnose(first, is_busy=first.rank in busy)
     sentences = [f"{_named(first, context)} {diagnosis.words}"]
     for other in others:
-        sentences.append(f"So does rank {other.rank}: it {_diagnose(other, is_busy=other.rank in busy).words}")
+        sentences.append(f"Rank {other.rank} {_diagnose(other, is_busy=other.rank in busy).words}")
     waiting = {rank: wait for rank, wait in waits.items() if rank not in {each.rank for each in hung}}
     if waiting:
-        sentences.append(_describe_waits(waiting))
+        sentences.append(_describe_waits(waiting).replace("rank", "Rank", 1))
     sentences.append(diagnosis.remedy)
     at = f" at {diagnosis.frame.place}" if diagnosis.frame is not None else ""
     verdict = FailureVerdict(
@@ -90,12 +90,12 @@ def _diagnose(rank: RankObservation, *, is_busy: bool) -> _Diagnosis:
     if rank.has_ended:
         step = f" after step {rank.heartbeat.step}" if rank.heartbeat.step else ""
         return _Diagnosis("early exit", f"has finished its script{step} while other ranks still need it", _SAME_ORDER)
-    hangs = f"hangs{describe_place(rank.heartbeat)} for {_age(rank)}: it"
+    stuck = f"has been stuck{describe_place(rank.heartbeat)} for {_age(rank)}: it"
     state, pid = rank.state, rank.heartbeat.pid
     if state is not None and state.is_stopped:
         return _Diagnosis(
             "stopped",
-            f"{hangs} is stopped (SIGSTOP, pid {pid}), {_place(rank.frames)}",
+            f"{stuck} is stopped (SIGSTOP, pid {pid}), {_place(rank.frames)}",
             f"`kill -CONT {pid}` resumes it; a debugger, a shell's job control or a scheduler may have stopped it",
             user_frame(rank.frames),
             is_from_outside=True,
@@ -104,16 +104,16 @@ def _diagnose(rank: RankObservation, *, is_busy: bool) -> _Diagnosis:
         blocked = f" in the {rank.blocked_in}" if rank.blocked_in else ""
         return _Diagnosis(
             "blocked in the kernel",
-            f"{hangs} is blocked in the kernel{blocked} and receives no signal, so its line is unknown (pid {pid})",
-            "Look at the disk or the network file system behind it",
+            f"{stuck} is blocked in the kernel{blocked} and receives no signals, so its line is unknown (pid {pid})",
+            "Check the disk or the network file system behind it",
         )
     if is_waiting_for_data(rank):
-        return _diagnose_data_loading(rank, hangs)
+        return _diagnose_data_loading(rank, stuck)
     frame, place = user_frame(rank.frames), _place(rank.frames)
     if not rank.has_answered:
         return _Diagnosis(
             "native call",
-            f"{hangs} is in a native call that holds the interpreter lock, {place}",
+            f"{stuck} is in a native call that holds the interpreter lock, {place}",
             "No other Python thread of that rank can run meanwhile; look for a deadlock or an endless loop in that "
             "library",
             frame,
@@ -121,20 +121,20 @@ def _diagnose(rank: RankObservation, *, is_busy: bool) -> _Diagnosis:
     if rank.blocked_in:
         return _Diagnosis(
             "blocked file",
-            f"{hangs} is blocked in the {rank.blocked_in}, {place}",
-            "Look at what should write to or serve it",
+            f"{stuck} is blocked in the {rank.blocked_in}, {place}",
+            "Check what should write to it or serve it",
             frame,
         )
-    progress = "is busy there, but it has taken far longer than before" if is_busy else "makes no progress"
+    progress = "is busy there, but has taken far longer than before" if is_busy else "makes no progress"
     return _Diagnosis(
         "endless" if is_busy else "idle",
-        f"{hangs} is {place}, and {progress}",
+        f"{stuck} is {place}, and {progress}",
         "If it is meant to take this long, give a larger --hang-limit",
         frame,
     )
 
 
-def _diagnose_data_loading(rank: RankObservation, hangs: str) -> _Diagnosis:
+def _diagnose_data_loading(rank: RankObservation, stuck: str) -> _Diagnosis:
     worker = find_stuck_data_worker(rank)
     if worker is None:
         sample = rank.heartbeat.sample
@@ -143,8 +143,8 @@ def _diagnose_data_loading(rank: RankObservation, hangs: str) -> _Diagnosis:
         lock = "" if rank.has_answered else ", in a native call that holds the interpreter lock"
         return _Diagnosis(
             "data",
-            f"{hangs} {doing}, {_place(rank.frames)}{blocked}{lock}",
-            "Look at what that line waits for",
+            f"{stuck} {doing}, {_place(rank.frames)}{blocked}{lock}",
+            "Check what that line waits for",
             user_frame(rank.frames),
             facts={"sample": sample},
         )
@@ -152,7 +152,7 @@ def _diagnose_data_loading(rank: RankObservation, hangs: str) -> _Diagnosis:
     sample = None if process.data_worker is None else process.data_worker.sample
     frame = worker.frame or user_frame(rank.frames)
     reads = "" if sample is None else f", reading sample {sample}"
-    words = f"{hangs} waits for its data worker {worker.number} (pid {process.pid}), which {_describe(worker)}{reads}"
+    words = f"{stuck} waits for its data worker {worker.number} (pid {process.pid}), which {_describe(worker)}{reads}"
     if worker.frame is not None:
         words += f", at {worker.frame.place} in {worker.frame.function}"
     elif frame is not None:
@@ -161,7 +161,7 @@ def _diagnose_data_loading(rank: RankObservation, hangs: str) -> _Diagnosis:
     return _Diagnosis(
         "data",
         words,
-        f"`kill -CONT {process.pid}` resumes it" if is_stopped else "Look at what that worker does there",
+        f"`kill -CONT {process.pid}` resumes it" if is_stopped else "Check what that worker does there",
         frame,
         is_from_outside=is_stopped,
         facts={"sample": sample, "worker": worker.number, "worker_pid": process.pid},
@@ -181,24 +181,24 @@ def _describe(worker: StuckDataWorker) -> str:
 def _explain_mismatch(
     observed: Sequence[RankObservation], waits: Mapping[int, PeerWait], context: FailureContext
 ) -> HangReport:
-    """All ranks of the job wait for each other."""
+    """Explain a hang in which all ranks of the job wait for each other."""
     found = find_mismatch(observed, waits)
     first = next((each for each in observed if each.rank in found.ranks), observed[0])
     host = f" on {context.host}" if context.host else ""
     is_same_collective = len(set(waits.values())) <= 1
     if is_same_collective:
-        heading = f"all {context.world_size} ranks{host} wait in the same collective and make no progress"
+        heading = f"all {context.world_size} ranks{host} have been waiting in the same collective"
     else:
-        heading = f"all {context.world_size} ranks{host} wait for each other in different collectives"
+        heading = f"all {context.world_size} ranks{host} have been waiting for each other in different collectives"
     places = [f"rank {each.rank} waits{describe_place(each.heartbeat)} in {_wait_of(each, waits)}" for each in observed]
     sentences = [f"{heading} for {_age(min(observed, key=_since))}: " + "; ".join(places)]
     if found.words:
         sentences.append(f"According to torch's flight recorder, {found.words}")
     elif found.ranks:
-        sentences.append(f"It seems that rank {found.ranks[0]} has left the common order")
+        sentences.append(f"Rank {found.ranks[0]} seems to have called different collectives than the others")
     is_explained = bool(found.words or found.ranks)
     sentences.append(
-        "Look at the tensors' sizes and at the network" if is_same_collective and not is_explained else _SAME_ORDER
+        "Check the tensors' sizes and the network" if is_same_collective and not is_explained else _SAME_ORDER
     )
     where = ", ".join(f"rank {each.rank} in {_wait_of(each, waits)}" for each in observed)
     verdict = FailureVerdict(
@@ -216,10 +216,10 @@ def _explain_mismatch(
 def _explain_other_machine(
     observed: Sequence[RankObservation], waits: Mapping[int, PeerWait], context: FailureContext
 ) -> HangReport:
-    """All ranks of this machine wait, so the cause is on another one."""
+    """Explain a hang in which all ranks of this machine wait, so that its cause is on another one."""
     longest = min(observed, key=_since)
     message = (
-        f"all ranks of this machine ({context.host or 'this one'}) wait for a rank on another machine, for "
+        f"all ranks of this machine ({context.host or 'this one'}) have been waiting for a rank on another machine for "
         f"{_age(longest)}: {_describe_waits(waits)}. See the other machines' output"
     )
     verdict = FailureVerdict(EXIT_HANG, [message], "hang, of a rank on another machine", is_from_outside=True)
@@ -236,7 +236,7 @@ def _wait_of(observed: RankObservation, waits: Mapping[int, PeerWait]) -> str:
 
 
 def _describe_waits(waits: Mapping[int, PeerWait]) -> str:
-    """Say which ranks wait for it, those at the same place together."""
+    """Say which ranks wait for the hung rank, grouping those that wait at the same place."""
     by_place: dict[str, list[int]] = {}
     for rank, wait in sorted(waits.items()):
         by_place.setdefault(wait.words, []).append(rank)
@@ -248,7 +248,7 @@ def _describe_waits(waits: Mapping[int, PeerWait]) -> str:
 
 
 def _place(frames: Sequence[StackFrame]) -> str:
-    """Name the user's line, and the innermost one if that is another."""
+    """Name the user's line, and the innermost one if it is another."""
     frame = user_frame(frames)
     if frame is None:
         return f"at {frames[0].place} in {frames[0].function}" if frames else "at an unknown line"

@@ -2,10 +2,9 @@
 
 [Note: heartbeat]
 
-Each data worker of the rank also writes which sample it is reading. A write costs well under a microsecond and waits
-for nobody. A read never disturbs the rank, and works when the rank hangs, is stopped or has died. Values are written
-one by one, so a reader may see a new phase with the start time of the one before it: before it draws conclusions, it
-reads twice.
+Each data worker of the rank also writes which sample it is reading. A write takes well under a microsecond and never
+blocks. A read never disturbs the rank, and works when the rank hangs, is stopped or has died. Values are written one by
+one, so a reader may see a new phase with the start time of the previous one: read twice before drawing conclusions.
 
 In a process without an agent all of this does nothing.
 
@@ -30,15 +29,15 @@ from typing import NamedTuple
 
 
 class Phase(IntEnum):
-    """What a rank is doing. Append new ones at the end: an agent may read the page of another version."""
+    """What a rank is doing. Append new phases at the end: an agent may read the page of another version."""
 
-    STARTING = 0  # until the script begins
+    STARTING = 0  # before the script begins
     JOINING = 1  # waiting for the other ranks to join the job
     RESUMING = 2  # reading a checkpoint
     DATA = 3  # waiting for the next batch
-    COMPUTING = 4  # the loop's body: forward and backward pass, and whatever else the script does in it
+    COMPUTING = 4  # the loop's body: forward and backward pass, and anything else that the script does in it
     EXCHANGING = 5  # waiting for the other ranks' gradients
-    UPDATING = 6  # clipping, optimizer, EMA; and what the script does after that
+    UPDATING = 6  # clipping, optimizer, EMA, and what the script does after that
     SAVING = 7  # copying the state for a save, or waiting for the previous save
     EVALUATING = 8
     FINISHING = 9  # comparing digests, last save
@@ -49,7 +48,7 @@ class Phase(IntEnum):
 
     @property
     def words(self) -> str:
-        """For messages."""
+        """Text for messages."""
         return _WORDS[self]
 
 
@@ -70,7 +69,7 @@ _WORDS = {
     Phase.AWAITING_DESIGNS: "waiting for the other ranks' designs",
 }
 
-# Torch's compiler. Only its module name is used: to see whether it is imported, and to import it ahead of time.
+# Torch's compiler. Only its module name is used, to see whether it is imported and to import it ahead of time.
 COMPILER = "torch._dynamo"
 
 # The phases of a lockstep training loop, from which a run can resume.
@@ -105,7 +104,7 @@ class DataWorker(NamedTuple):
 
 
 class Heartbeat(NamedTuple):
-    """A rank's page at one moment. Times are those of `time.monotonic`, which all processes of a machine share."""
+    """A rank's page at one moment. Times are from `time.monotonic`, which all processes of a machine share."""
 
     pid: int
     main_thread: int
@@ -114,8 +113,8 @@ class Heartbeat(NamedTuple):
     since: float
     sample: int | None  # that the rank itself is reading
     is_stopping: bool  # it was asked to stop, and will after its step
-    has_compiler: bool  # torch's compiler is imported; DDP does that, and it takes a second or more
-    longest_s: dict[Phase, float]  # for each phase that it has completed, the longest it has taken
+    has_compiler: bool  # torch's compiler is imported, which takes a second or more; DDP imports it
+    longest_s: dict[Phase, float]  # the longest duration of each phase that it has completed
     data_workers: list[DataWorker]  # including those that have ended
     num_acknowledgements: int = 0  # of the agent's requests: [Note: listener]
 
@@ -128,7 +127,7 @@ class HeartbeatPage:
         file = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             if create:
-                os.write(file, bytes(_SIZE))  # no hole: with memory full, the first to touch one dies of SIGBUS
+                os.write(file, bytes(_SIZE))  # no hole: with memory full, the first access to one raises SIGBUS
             self._memory = mmap.mmap(file, _SIZE)
         finally:
             os.close(file)
@@ -143,7 +142,7 @@ class HeartbeatPage:
         self.ints[_AT_VERSION], self.ints[_AT_MAGIC] = _VERSION, _MAGIC  # last: from here on it may be read
 
     def read(self) -> Heartbeat | None:
-        """Return what the rank has written, or None if it has not begun."""
+        """Return what the rank has written, or None if it has written nothing."""
         ints, floats = self.ints.tolist(), self.floats.tolist()
         if ints[_AT_MAGIC] != _MAGIC or ints[_AT_VERSION] != _VERSION or not 0 <= ints[_PHASE] < len(Phase):
             return None
@@ -175,7 +174,7 @@ class HeartbeatWriter:
 
     def __init__(self) -> None:
         self._page: HeartbeatPage | None = None
-        self._sample_at = _SAMPLE  # where this process writes the sample that it reads
+        self._sample_at = _SAMPLE  # index in the page of the sample that this process reads
         self._counts_rounds = False
         self._taken_slots: set[int] = set()
 
@@ -185,7 +184,7 @@ class HeartbeatWriter:
         self._page.begin()
 
     def end(self) -> None:
-        """Write no more."""
+        """Stop writing the heartbeat."""
         self._page = None
 
     def enter(self, phase: Phase) -> None:
@@ -201,7 +200,7 @@ class HeartbeatWriter:
 
     @contextmanager
     def during(self, phase: Phase) -> Iterator[None]:
-        """Be in `phase` inside the `with` block, and in the current phase again after it."""
+        """Enter `phase` for the `with` block, and return to the current phase after it."""
         outer = Phase.SCRIPT if self._page is None else Phase(self._page.ints[_PHASE])
         self.enter(phase)
         try:
@@ -224,18 +223,18 @@ class HeartbeatWriter:
                 self.enter(Phase.SCRIPT)
 
     def complete_step(self, step: int) -> None:
-        """Note that `step` updates are complete."""
+        """Record that `step` updates are complete."""
         if not self._counts_rounds:
             self.complete_round(step)
 
     def complete_round(self, number: int) -> None:
-        """Note that `number` rounds are complete, in a run that counts rounds."""
+        """Record that `number` rounds are complete, in a run that counts rounds."""
         if self._page is not None:
             self._page.ints[_STEP] = number
 
     @contextmanager
     def counting_rounds(self) -> Iterator[None]:
-        """Inside the `with` block, count rounds instead of the training steps in them."""
+        """Count rounds, instead of the training steps in them, during the `with` block."""
         self._counts_rounds = True
         try:
             yield
@@ -248,12 +247,12 @@ class HeartbeatWriter:
             self._page.ints[_ACKNOWLEDGEMENTS] += 1
 
     def mark_stopping(self) -> None:
-        """Note that this rank was asked to stop and will do so after its step."""
+        """Record that this rank was asked to stop and will do so after its step."""
         if self._page is not None:
             self._page.ints[_IS_STOPPING] = 1
 
     def enter_sample(self, index: int) -> None:
-        """Note that this process, a rank or a data worker, begins to read a sample."""
+        """Record that this process, a rank or a data worker, begins to read a sample."""
         if self._page is None:
             return
         self._page.ints[self._sample_at] = index
@@ -261,15 +260,15 @@ class HeartbeatWriter:
             self._page.floats[self._sample_at + 1] = time.monotonic()
 
     def leave_samples(self) -> None:
-        """Note that this process is not reading a sample any more."""
+        """Record that this process is no longer reading a sample."""
         self.enter_sample(NO_SAMPLE)
 
     @contextmanager
     def data_worker_slots(self, count: int) -> Iterator[Sequence[int]]:
         """Reserve slots of the page for `count` data workers, for `begin_data_worker`; fewer if the page is full.
 
-        What a worker wrote stays in its slot until the slot is used again: if a worker dies, the agent wants to know
-        what it was reading.
+        What a worker wrote stays in its slot until the slot is used again, so that the agent can see what a dead
+        worker was reading.
         """
         free = [slot for slot in _SLOTS if slot not in self._taken_slots][:count]
         self._taken_slots.update(free)

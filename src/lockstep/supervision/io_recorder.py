@@ -1,13 +1,13 @@
 """Records what a rank prints and which files it writes, for `lockstep verify`.
 
-Standard output goes to a file of the rank. Paths are recorded as they are opened for writing or renamed, also by forks
-of the rank. Of the libraries that write files without Python's `open`, those of torch and safetensors are recorded.
+Standard output goes to a file of the rank. Paths are recorded as they are opened for writing or renamed, in forks of
+the rank too. Of the libraries that write files without Python's `open`, those of torch and safetensors are covered.
 
 [Note: safetensors names]
 
-`safetensors.torch.save_file` looks up `serialize_file` in its own module when it is called. That is not documented; it
-was seen in safetensors 0.8. If it changes, files that a script saves through a `save_file` that it has imported by name
-are missing from the record, and `tests/unit/supervision/test_io_recorder.py` fails.
+`safetensors.torch.save_file` looks up `serialize_file` in its own module when it is called. That is not documented;
+checked with safetensors 0.8. If it changes, the record lacks the files that a script saves through a `save_file` that
+it imported by name, and `tests/unit/supervision/test_io_recorder.py` fails.
 """
 
 import functools
@@ -32,26 +32,26 @@ class OutputRecord:
 
     @property
     def output(self) -> Path:
-        """What it has printed."""
+        """What it printed."""
         return self.folder / f"rank-{self.rank}.out"
 
     @property
     def written(self) -> Path:
-        """The paths that it has written to, one per line, as JSON."""
+        """The paths that it wrote to, one per line, as JSON."""
         return self.folder / f"rank-{self.rank}.written"
 
     @property
     def updates(self) -> Path:
-        """What went into each of its updates and what came out; see `supervision.step_recorder`."""
+        """The inputs and the results of each of its updates; see `supervision.step_recorder`."""
         return self.folder / f"rank-{self.rank}.updates"
 
     @property
     def end(self) -> Path:
-        """It exists once the rank has made as many updates as it was asked for."""
+        """A file that exists once the rank has made the requested number of updates."""
         return self.folder / f"rank-{self.rank}.end"
 
     def values(self, update: int) -> Path:
-        """Some values of each tensor after an update; kept by rank 0 alone."""
+        """Some values of each tensor after an update; written by rank 0 only."""
         return self.folder / f"update-{update}.safetensors"
 
 
@@ -79,14 +79,14 @@ class _PathRecorder:
         self._known: set[str] = set()
 
     def on_audit_event(self, name: str, args: tuple[Any, ...]) -> None:
-        """Handle an audit event of Python: [PEP 578]."""
+        """Handle an audit event of Python (PEP 578)."""
         if name == "open" and isinstance(args[2], int) and args[2] & _WRITE_FLAGS:
             self.record(args[0])
         elif name == "os.rename":
             self.record(args[1])
 
     def record(self, path: Any) -> None:
-        """Record a path. A file object or a descriptor was recorded when it was opened."""
+        """Record a path. A file object or a descriptor was already recorded when it was opened."""
         with suppress(Exception):
             text = os.path.abspath(os.fsdecode(path))  # noqa: PTH100  (resolving links would name another path)
             if text not in self._known:
@@ -95,7 +95,7 @@ class _PathRecorder:
 
 
 def _record_tensor_files(recorder: _PathRecorder) -> None:
-    """Wrap the functions of torch and safetensors that write files outside of Python."""
+    """Wrap the functions of torch and safetensors that write files without Python's `open`."""
     import safetensors.torch
     import torch
 

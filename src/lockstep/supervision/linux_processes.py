@@ -1,7 +1,7 @@
-"""What Linux says about processes (state, children, OOM kills), and parent-death signals.
+"""Process information from Linux (state, children, OOM kills), and parent-death signals.
 
-Everything is read from /proc and the control groups. On systems without them, or where they may not be read, nothing
-is known and the functions that set something do nothing.
+Everything is read from /proc and the control groups. On systems without them, or where they are not readable, functions
+return None or an empty result, and those that set something do nothing.
 """
 
 import ctypes
@@ -42,21 +42,21 @@ class ProcessState(NamedTuple):
     state: str  # the kernel's letter: R running, S sleeping, D uninterruptible, T stopped, t traced, Z zombie
     cpu_s: float  # used so far
     started: int  # in kernel ticks since boot
-    exit_signal: int  # of a zombie, the signal that killed it; 0 if it exited by itself or we may not know
+    exit_signal: int  # of a zombie: the signal that killed it; 0 if it exited by itself or that is not readable
 
     @property
     def is_stopped(self) -> bool:
-        """By SIGSTOP or job control."""
+        """Is it stopped by SIGSTOP or job control?"""
         return self.state == "T"
 
     @property
     def is_traced(self) -> bool:
-        """A debugger has stopped it."""
+        """Is it stopped by a debugger?"""
         return self.state == "t"
 
     @property
     def is_dead(self) -> bool:
-        """It has ended, but its parent has not reaped it yet."""
+        """Has it ended, though its parent has not reaped it yet?"""
         return self.state in "ZX"
 
 
@@ -66,7 +66,7 @@ def process_state(pid: int) -> ProcessState | None:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
         return None
-    before, _, after = text.rpartition(")")  # the name, in parentheses, may contain anything, even a truncated letter
+    before, _, after = text.rpartition(")")  # the name, in parentheses, may contain anything, even a cut-off character
     name, fields = before.partition("(")[2], after.split()
     cpu_s = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
     exit_signal = int(fields[49]) & 0x7F if len(fields) > 49 else 0
@@ -75,7 +75,7 @@ def process_state(pid: int) -> ProcessState | None:
 
 
 def children_of(pid: int) -> list[int]:
-    """Return the process ids of a process's children, in the order in which they were started."""
+    """Return the process ids of a process's children, in the order they were started."""
     found = []
     with suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -98,7 +98,7 @@ def blocked_in(pid: int) -> str:
     machine = platform.machine()
     try:
         fields = Path(f"/proc/{pid}/syscall").read_text().split()
-        number = int(fields[0])  # the word "running" if it is not in a system call
+        number = int(fields[0])  # fails on the word "running": the process is not in a system call
         if number == _OPENAT.get(machine):
             return f"open of {_text_at(pid, int(fields[2], 16))}"
         verb = _FILE_CALLS.get(machine, {}).get(number)
@@ -111,6 +111,11 @@ def blocked_in(pid: int) -> str:
     return f"{verb} of {target}" if target.startswith("/") else f"{verb} of a {kind}"
 
 
+def available_cores() -> int:
+    """Return the number of CPU cores that this process may use; not only on Linux."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def signal_name(number: int) -> str:
     """Return a signal's name, `SIGKILL`, or `signal 70` for one that Python does not know."""
     try:
@@ -120,28 +125,28 @@ def signal_name(number: int) -> str:
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when its parent dies, even by SIGKILL."""
+    """Make the kernel kill this process when its parent dies, even by SIGKILL."""
     if sys.platform != "linux":
         return
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:  # it died before we asked
+    if os.getppid() != parent_pid:  # it died before the call
         os._exit(1)
 
 
 def signal_on_parent_death(number: int) -> None:
-    """Have the kernel send this process a signal when its parent dies, even by SIGKILL."""
+    """Make the kernel send this process a signal when its parent dies, even by SIGKILL."""
     if sys.platform == "linux":
         _prctl(_PR_SET_PDEATHSIG, number)
 
 
 def become_subreaper() -> None:
-    """Have orphaned descendants of this process become its children instead of init's."""
+    """Make orphaned descendants of this process its children instead of init's."""
     if sys.platform == "linux":
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 class OutOfMemoryKills:
-    """The kernel's out-of-memory kills since this object was made.
+    """The kernel's out-of-memory kills since this object was created.
 
     Counted in this process's control group; where that count cannot be read, on the whole machine.
     """
@@ -152,7 +157,7 @@ class OutOfMemoryKills:
         self._before = self._now()
 
     def any_since(self) -> bool:
-        """Return whether there has been one."""
+        """Return whether there has been a kill."""
         return self._now() > self._before
 
     def _now(self) -> int:
@@ -178,7 +183,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _oom_counters() -> list[Path]:
-    """Return the files that may hold the count, the narrowest first: cgroup v2, cgroup v1, the machine."""
+    """Return the files that may hold the count, narrowest first: cgroup v2, cgroup v1, the whole machine."""
     found = []
     try:
         groups = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]

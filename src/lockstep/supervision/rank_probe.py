@@ -1,7 +1,7 @@
 """A closer look at ranks that may hang: process state, stacks, data workers, last collectives.
 
-A probe disturbs a rank a little (a signal, and an answer of its listener thread), so ranks are probed only when one of
-them is overdue. What the probe means is for `wait_analysis` to say.
+A probe disturbs a rank a little (a signal, and an answer from its listener thread), so ranks are probed only when one
+of them is overdue. `wait_analysis` interprets the result.
 """
 
 import os
@@ -23,19 +23,19 @@ from lockstep.supervision.linux_processes import ProcessState, blocked_in, child
 from lockstep.supervision.stack_dumps import StackFrame, frames_of, parse_stacks, request_stacks
 
 _ACKNOWLEDGE_WITHIN_S = 1.0
-_MAX_CHILDREN = 32  # of a rank that are probed
+_MAX_CHILDREN = 32  # of a rank; any more are not probed
 _PAUSE_S = 0.01
 
 ReadHeartbeat = Callable[[int], Heartbeat | None]  # of a rank, at this moment
 
 
 class RankStatus(NamedTuple):
-    """What the agent knows about a rank at every poll."""
+    """What the agent knows about a rank at each poll."""
 
     rank: int
     pid: int
     exit_code: int | None  # None: it is running
-    heartbeat: Heartbeat | None  # None: it has not begun
+    heartbeat: Heartbeat | None  # None: it has not begun to write one
 
 
 class ChildProcess(NamedTuple):
@@ -61,12 +61,12 @@ class RankObservation(NamedTuple):
     frames: tuple[StackFrame, ...] = ()  # of the main thread
     children: tuple[ChildProcess, ...] = ()
     blocked_in: str = ""
-    has_answered: bool = True  # its listener thread has; if not, something holds the interpreter lock
+    has_answered: bool = True  # whether its listener thread has; if not, something holds the interpreter lock
     collectives: tuple[Collective, ...] = ()  # the latest last
 
     @property
     def has_ended(self) -> bool:
-        """Its process or its script is over."""
+        """Is its process or its script over?"""
         return self.exit_code is not None or self.heartbeat.phase == Phase.LEAVING
 
     @property
@@ -96,7 +96,7 @@ def probe_ranks(
 
 
 def with_stacks_if_stopped(observed: RankObservation, files: RankFiles) -> RankObservation:
-    """Add the stacks of a stopped rank. It has to run for a few milliseconds, so do this only once it surely hangs."""
+    """Add the stacks of a stopped rank. It has to run for a few milliseconds, so do this only if it certainly hangs."""
     pid = observed.heartbeat.pid
     with suppress(OSError):
         try:
@@ -135,7 +135,7 @@ def _probe_child(pid: int, files: RankFiles, main_thread: int, worker: DataWorke
 
 
 def _stacks(state: ProcessState | None, files: RankFiles) -> str:
-    """Not of a process that cannot answer now: it would dump them later, when nobody expects it any more."""
+    """Dump a process's stacks, unless it cannot answer now: it would dump them later, when nobody reads them."""
     return "" if state is None or state.state in "TtDZX" else request_stacks(state.pid, files.stacks)
 
 

@@ -1,7 +1,7 @@
-"""Python stacks of another process: requested by a signal, dumped by its faulthandler, parsed.
+"""Python stacks of another process: requested by a signal, dumped by that process's faulthandler, and parsed here.
 
-The faulthandler dumps them from inside a signal handler. It needs neither the interpreter lock nor the process's
-cooperation, so it also works for a process that hangs in a native call.
+The faulthandler runs inside a signal handler. It needs neither the interpreter lock nor the process's cooperation, so
+it also works for a process that hangs in a native call.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-# A real-time signal that nothing else uses. None: this system has no such signals, and stacks are not requested.
+# A real-time signal that nothing else uses. None: this system has no such signals, so no stacks are requested.
 STACKS_SIGNAL: int | None = None if sys.platform in ("win32", "darwin") else signal.SIGRTMIN + 7
 
 _MAX_BYTES = 2**20
@@ -24,14 +24,14 @@ _THREAD = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]+)")
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
-_RECIPES = _PACKAGE + "recipes" + os.sep  # counts as user code: a user may have written one like it
+_RECIPES = _PACKAGE + "recipes" + os.sep  # counts as user code, like a recipe that a user wrote
 _LIBRARIES = tuple(
     {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 )  # the standard library, and installed packages
 
 
 class StackFrame(NamedTuple):
-    """One line of a stack."""
+    """One frame of a stack."""
 
     file: str
     line: int
@@ -39,12 +39,12 @@ class StackFrame(NamedTuple):
 
     @property
     def place(self) -> str:
-        """As editors read it: `train.py:12`."""
+        """The form that editors understand: `train.py:12`."""
         return f"{self.file}:{self.line}"
 
     @property
     def is_users(self) -> bool:
-        """It is neither of a library nor of lockstep, its recipes excepted."""
+        """Is it user code, not a library's or lockstep's? Lockstep's recipes count as user code."""
         if self.file.startswith("<"):
             return False
         if self.file.startswith(_PACKAGE):
@@ -64,15 +64,15 @@ class ThreadStack(NamedTuple):
 
 
 def request_stacks(pid: int, path: Path, timeout_s: float = 0.5, *, wake: bool = False) -> str:
-    """Have a process dump the stacks of its threads into `path`; return them, or "" if it does not in time.
+    """Make a process dump the stacks of its threads into `path`; return them, or "" if it does not in time.
 
     The file is truncated first. The process shares it with its forks, so request the stacks of only one at a time.
 
     Args:
         pid: the process.
-        path: the file that the process has registered with its faulthandler.
+        path: the file that the process registered with its faulthandler.
         timeout_s: how long to wait.
-        wake: it is stopped, and may continue; it dumps its stacks before it does anything else.
+        wake: the process is stopped: resume it; it dumps its stacks before it does anything else.
     """
     if STACKS_SIGNAL is None or not _has_handler(pid):
         return ""
@@ -89,7 +89,7 @@ def request_stacks(pid: int, path: Path, timeout_s: float = 0.5, *, wake: bool =
 
 
 def _send_to_main_thread(pid: int, number: int) -> None:
-    """Any thread of a stopped process may take a signal to the process, while its main thread already runs again."""
+    """Signal the main thread: in a stopped process any thread may take the signal, while the main one already runs."""
     tgkill = getattr(ctypes.CDLL(None), "tgkill", None)
     if tgkill is None:
         os.kill(pid, number)
@@ -98,10 +98,10 @@ def _send_to_main_thread(pid: int, number: int) -> None:
 
 
 def _has_handler(pid: int) -> bool:
-    """Has it a handler for the signal? If not, for example after an exec, the signal would kill it."""
+    """Does it handle the signal? If not, for example after an exec, the signal would kill it."""
     assert STACKS_SIGNAL is not None
     try:
-        status = Path(f"/proc/{pid}/status").read_text(errors="replace")  # its name may end in a truncated letter
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")  # its name may end in a cut-off character
     except OSError:
         return False
     caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
@@ -109,7 +109,7 @@ def _has_handler(pid: int) -> bool:
 
 
 def _wait_for_dump(path: Path, deadline: float) -> str:
-    """The dump has no end mark: it is complete when the file stops growing."""
+    """Read the dump once the file stops growing: it has no end mark."""
     size = -1
     while (now_size := path.stat().st_size) == 0 or now_size != size:
         if time.monotonic() > deadline:
@@ -132,10 +132,10 @@ def parse_stacks(text: str) -> list[ThreadStack]:
 
 
 def frames_of(threads: Sequence[ThreadStack], ident: int) -> list[StackFrame]:
-    """Return the frames of the thread with that ident; none if it is not there."""
+    """Return the frames of the thread with this ident; an empty list if there is none."""
     return next((thread.frames for thread in threads if thread.ident == ident), [])
 
 
 def user_frame(frames: Sequence[StackFrame]) -> StackFrame | None:
-    """Return the innermost frame of user code."""
+    """Return the innermost frame of user code, if there is one."""
     return next((frame for frame in frames if frame.is_users), None)

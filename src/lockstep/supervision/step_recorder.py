@@ -1,15 +1,15 @@
 """Records each optimizer step of a plain PyTorch loop, through torch's hooks, for `lockstep verify`.
 
-For each step of an optimizer the rank's file gets a line: the rows that its models were given, the gradients that the
-optimizer saw, and the weights before the first update and after each. All of it as digests, which tell whether two
-are equal. Rank 0 also keeps some values of each tensor, which tell by how much they differ. Nothing is communicated:
-every rank records its own, and `lockstep verify` compares the files.
+For each optimizer step, a line is written to the rank's file: the rows of data that its models were given, the
+gradients that the optimizer saw, and the weights before the first update and after each one. All of it is written as
+digests, which tell whether two are equal. Rank 0 also keeps some values of each tensor, which tell by how much they
+differ. Nothing is communicated: every rank records its own steps, and `lockstep verify` compares the files.
 
 [Note: one step recorder per process]
 
-Torch's hooks for optimizer steps and forward passes are process-wide, so a process has at most one recorder, which is
-held here. `launcher.worker_main` installs it before the script begins. A lockstep run, which writes a trace itself,
-replaces it. That one object is the only state of this module.
+Torch's hooks for optimizer steps and forward passes are process-wide, so a process has at most one recorder, held here.
+`launcher.worker_main` installs it before the script begins. A lockstep run, which writes a trace itself, replaces it.
+That object is the only state of this module.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from typing import Any
 
 from lockstep.supervision.io_recorder import OutputRecord
 
-MAX_KEPT_VALUES = 4096  # of a tensor
+MAX_KEPT_VALUES = 4096  # per tensor
 START, ROWS, GRADIENT, RATES, WEIGHTS, BUFFERS = "start", "rows", "gradient", "rates", "weights", "buffers"
 
 _DIGEST_DIGITS = 16
@@ -39,24 +39,24 @@ class StepRecorder:
         self._run_folders: list[Path | None] = []
 
     def install(self, files: OutputRecord, num_steps: int, num_ranks: int) -> None:
-        """Record from now on; end the script after some steps.
+        """Start to record; end the script after `num_steps` steps.
 
         Args:
             files: the record of this rank.
-            num_steps: after how many steps to end the script.
+            num_steps: the number of steps after which to end the script.
             num_ranks: of the job: all ranks end together.
         """
         self.remove()
         self._recording = _Recording(files, num_steps, num_ranks)
 
     def remove(self) -> None:
-        """Record no more."""
+        """Stop recording."""
         if self._recording is not None:
             self._recording.remove_hooks()
             self._recording = None
 
     def replace_by_run(self, folder: Path | None) -> list[Path | None]:
-        """A lockstep run begins, with this folder: record no more. Returns the folders of the runs before it."""
+        """Stop recording, because a lockstep run with this folder begins; return the folders of the runs before it."""
         self.remove()
         earlier = list(self._run_folders)
         self._run_folders.append(folder)
@@ -70,7 +70,7 @@ replace_recorder_by_run = _of_this_process.replace_by_run
 
 
 class _Recording:
-    """The hooks, and what they have recorded of the step that is under way."""
+    """The hooks, and what they have recorded of the current step."""
 
     def __init__(self, files: OutputRecord, num_steps: int, num_ranks: int) -> None:
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -80,8 +80,8 @@ class _Recording:
         self._num_ranks = num_ranks
         self._models = _ModelRecorder()
         self._num_updates = 0
-        self._depth = 0  # an optimizer's step may call that of another one
-        self._phases: dict[str, Any] = {}  # of the update under way
+        self._depth = 0  # an optimizer's step may call another optimizer's
+        self._phases: dict[str, Any] = {}  # of the current update
         self._values: dict[str, Any] = {}
         self._hooks = [
             register_optimizer_step_pre_hook(lambda optimizer, *_: self._before_step(optimizer)),
@@ -142,7 +142,7 @@ class _Recording:
         return digests
 
     def _end_script(self) -> None:
-        """End together with the other ranks: one that still waits for a collective with this rank would fail."""
+        """End together with the other ranks: one that still waits in a collective for this rank would fail."""
         self._files.end.touch()
         all_ends = [OutputRecord(self._files.folder, rank).end for rank in range(self._num_ranks)]
         deadline = time.monotonic() + _WAIT_FOR_RANKS_S
@@ -152,14 +152,14 @@ class _Recording:
 
 
 class _ModelRecorder:
-    """The models of the script, and the rows of the data that they are given while they learn."""
+    """The models of the script, and the rows of data that they are given in training."""
 
     def __init__(self) -> None:
-        self.layers: list[str] = []  # kinds of layers that see a batch as a whole, or draw random numbers
+        self.layers: list[str] = []  # the kinds of layers that mix the samples of a batch, or draw random numbers
         self._models: list[Any] = []
         self._rows: list[str] = []  # digests, since the last update
         self._depth = 0  # of nested forward calls
-        self._has_rows = False  # of the outermost call, or it needs none
+        self._has_rows = False  # the outermost call's rows are recorded, or it needs none
 
     def add_hooks(self) -> list[Any]:
         from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -170,12 +170,12 @@ class _ModelRecorder:
         ]
 
     def take_rows(self) -> dict[str, Any]:
-        """Return the digests of the rows since the last update, and begin anew."""
+        """Return the digests of the rows since the last update, and start over."""
         rows, self._rows = self._rows, []
         return {"rows": rows}
 
     def named_parameters(self, optimizer: Any) -> Iterator[tuple[str, Any]]:
-        """Yield an optimizer's parameters by their names in the models; without one, by their place in it."""
+        """Yield an optimizer's parameters, by their names in the models or else by their place in the optimizer."""
         names = self._names(lambda model: model.named_parameters())
         for number, group in enumerate(optimizer.param_groups):
             for place, parameter in enumerate(group["params"]):
@@ -197,7 +197,7 @@ class _ModelRecorder:
     def _before_forward(self, module: Any, args: Any) -> None:
         import torch
 
-        if torch.compiler.is_compiling():  # a compiled module is called by one that is not, and that is recorded
+        if torch.compiler.is_compiling():  # a compiled module is called by one that is not, which is recorded
             return
         self._depth += 1
         if self._depth == 1:
@@ -205,7 +205,7 @@ class _ModelRecorder:
             if not self._has_rows:
                 self._add_model(module)
         if not self._has_rows:
-            # A tensor with a gradient was computed, for example by another model: it is not data.
+            # A tensor that requires a gradient was computed, for example by another model: it is not data.
             data = [arg for arg in args if isinstance(arg, torch.Tensor) and arg.ndim and not arg.requires_grad]
             if data:
                 self._has_rows = True
@@ -221,7 +221,7 @@ class _ModelRecorder:
         known = {id(module) for each in self._models for module in each.modules()}
         if id(model) in known:
             return
-        parts = {id(module) for module in model.modules()}  # which may have been called on their own before
+        parts = {id(module) for module in model.modules()}  # which may have been called directly before
         self._models = [*(each for each in self._models if id(each) not in parts), model]
         kinds = {type(module).__name__ for module in model.modules()}
         self.layers = sorted({*self.layers, *(kind for kind in kinds if "BatchNorm" in kind or "Dropout" in kind)})
@@ -233,7 +233,7 @@ def _learning_rates(optimizer: Any) -> dict[str, str]:
 
 
 def _full_tensor_on_cpu(tensor: Any) -> Any:
-    """Gather a DTensor (FSDP, a mesh): all ranks call this in the same order."""
+    """Copy a tensor to the CPU, gathering a DTensor (FSDP, a mesh): all ranks call this in the same order."""
     tensor = tensor.detach()
     if hasattr(tensor, "full_tensor"):
         tensor = tensor.full_tensor()
@@ -250,7 +250,7 @@ def _digest(tensor: Any) -> str:
 
 
 def _some_values(tensor: Any) -> Any:
-    """All values, or `MAX_KEPT_VALUES` of them, evenly spread."""
+    """Return all values, or `MAX_KEPT_VALUES` of them, evenly spaced."""
     import torch
 
     flat = tensor.reshape(-1)

@@ -18,18 +18,18 @@ class StopRequested(BaseException):
 
 
 def install_stop_handlers() -> None:
-    """Have stop signals raise `StopRequested` from now on, unless they are ignored."""
+    """Make stop signals raise `StopRequested` from now on, unless they are ignored."""
     for number in STOP_SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # shells start background jobs with it ignored
+        if signal.getsignal(number) is not signal.SIG_IGN:  # shells start background jobs with SIGINT ignored
             signal.signal(number, _raise_stop_requested)
 
 
 @contextmanager
 def stop_after_step(request_stop: Callable[[], None]) -> Iterator[None]:
-    """Inside the `with` block, the first stop signal calls `request_stop`, and the second acts as it did before.
+    """Call `request_stop` on the first stop signal inside the `with` block; a second one acts as it did before.
 
-    A user's own handlers are left alone. A rank under an agent takes any number of stop signals as one: the agent
-    passes on those that it gets, and a scheduler may signal both. To kill a rank at once, signal the agent again.
+    A user's own handlers are left alone. A rank under an agent treats any number of stop signals as one: the agent
+    passes on those that it receives, and a scheduler may signal both. To kill a rank at once, signal the agent again.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set handlers
@@ -46,10 +46,10 @@ def stop_after_step(request_stop: Callable[[], None]) -> Iterator[None]:
     def on_stop_signal(number: int, _frame: object) -> None:
         request_stop()
         heartbeat.mark_stopping()
-        if not is_supervised:  # an agent has printed its own message
+        if not is_supervised:  # an agent has already printed its own message
             restore_handlers()
             name = signal.Signals(number).name
-            # The signal may have interrupted another print, and Ctrl-C also ends a `| tee`: the step must go on.
+            # The signal may have interrupted another print, and Ctrl-C also ends a `| tee`: the step must continue.
             with suppress(OSError, ValueError, RuntimeError):
                 message = f"lockstep: stopping after this step ({name}); signal again to end at once"
                 print(message, file=sys.stderr, flush=True)

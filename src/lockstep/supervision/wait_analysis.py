@@ -1,4 +1,4 @@
-"""What a probed rank is doing: does it wait for other ranks, wait for data, or work by itself?"""
+"""What a probed rank is doing: waiting for other ranks, waiting for data, or working by itself."""
 
 import linecache
 import time
@@ -19,12 +19,12 @@ _OWN_COLLECTIVES = (
     "world/process_group.py",
     "launcher/tcp_store.py",
 )
-# Frames between a caller and what it waits for, which say nothing.
+# Frames between a caller and what it waits for, which carry no information.
 _WRAPPERS = ("torch/_ops.py", "torch/utils/_contextlib.py", "/threading.py", "/contextlib.py", "/concurrent/futures/")
 _BACKWARD = "torch/autograd/graph.py"
 _DATA_LOADING = ("torch/utils/data/", "/multiprocessing/")
 _BUSY_SHARE = 0.1  # of one CPU
-_LATE_S = 1.0  # a collective takes less than this on a GPU that does not have to wait for its peers
+_LATE_S = 1.0  # on a GPU, a collective takes less than this unless it has to wait for its peers
 
 
 class PeerWait(NamedTuple):
@@ -35,7 +35,7 @@ class PeerWait(NamedTuple):
 
     @property
     def words(self) -> str:
-        """For messages: `all_reduce at train.py:12`."""
+        """Text for messages: `all_reduce at train.py:12`."""
         return self.name if self.frame is None else f"{self.name} at {self.frame.place}"
 
 
@@ -59,7 +59,7 @@ class WaitAnalysis(NamedTuple):
 def analyze_wait(before: RankObservation, now: RankObservation, age_s: float, *, world_size: int) -> WaitAnalysis:
     """Compare two observations of a rank that has been in its phase for `age_s`."""
     used_s, elapsed_s = now.cpu_s - before.cpu_s, max(now.at - before.at, 1e-3)
-    # A phase that has ended was no hang, whatever the next one looks like.
+    # A phase that ended was no hang, whatever the next one looks like.
     has_moved = before.frames != now.frames or before.heartbeat.since != now.heartbeat.since
     is_busy = has_moved or used_s / elapsed_s > _BUSY_SHARE
     peer_wait = find_peer_wait(now, is_busy=is_busy, has_moved=has_moved) if world_size > 1 else None
@@ -67,11 +67,11 @@ def analyze_wait(before: RankObservation, now: RankObservation, age_s: float, *,
 
 
 def find_peer_wait(observed: RankObservation, *, is_busy: bool = False, has_moved: bool = False) -> PeerWait | None:
-    """Return where a rank waits for other ranks, or None if it does something else.
+    """Return where a rank waits for other ranks, or None if it is doing something else.
 
     Args:
         observed: the rank.
-        is_busy: it has used the CPU since the observation before.
+        is_busy: it has used the CPU since the previous observation.
         has_moved: its stack has changed since then.
     """
     if observed.has_ended or not _can_run(observed):
@@ -107,7 +107,7 @@ def is_waiting_for_data(observed: RankObservation) -> bool:
 
 
 def find_stuck_data_worker(observed: RankObservation) -> StuckDataWorker | None:
-    """Return the data worker that a rank waits for: one that is dead or stopped, else the one that has read longest."""
+    """Return the data worker that a rank waits for: a dead or stopped one, else the one that has read the longest."""
     rank_name = "" if observed.state is None else observed.state.name
     children = [child for child in observed.children if _is_data_worker(child, rank_name)]
     workers = [
@@ -132,25 +132,25 @@ def find_stuck_data_worker(observed: RankObservation) -> StuckDataWorker | None:
 
 
 def _can_run(observed: RankObservation) -> bool:
-    """Not stopped, traced, or blocked uninterruptibly in the kernel."""
+    """Is it not stopped, traced, or blocked uninterruptibly in the kernel?"""
     return observed.state is None or observed.state.state not in "TtD"
 
 
 def _late_on_the_gpu(observed: RankObservation) -> Collective | None:
-    """Return the NCCL collective that the GPU, and so the host that spins for a result of it, waits in."""
+    """Return the NCCL collective in which the GPU waits, and with it the host that spins for its result."""
     unfinished = [each for each in observed.collectives if each.backend == "nccl" and not each.is_done]
     return next((each for each in unfinished if time.time() > each.started + _LATE_S), None)
 
 
 def _is_data_worker(child: ChildProcess, rank_name: str) -> bool:
-    """By its heartbeat or stack; if it cannot dump its stack, by its name: torch's for workers, or the rank's."""
+    """Decide by its heartbeat or stack; without a stack, by its name: torch's for workers, or the rank's."""
     if child.data_worker is not None or child.state is None or child.frames:
         return child.data_worker is not None or any(frame.is_in(*_DATA_LOADING) for frame in child.frames)
     return child.state.name in ("pt_data_worker", rank_name)
 
 
 def _own_frames(child: ChildProcess) -> Sequence[StackFrame]:
-    """Without the frames that a fork has inherited from its parent."""
+    """Return the frames without those that a fork inherited from its parent."""
     for index, frame in enumerate(child.frames):
         if frame.is_in("multiprocessing/process.py"):
             return child.frames[:index]
@@ -169,7 +169,7 @@ def _is_in_collective(frame: StackFrame) -> bool:
 
 
 def _collective_name(frames: Sequence[StackFrame]) -> str:
-    """The function that the caller has called: `all_reduce`."""
+    """Return the name of the function that the caller called: `all_reduce`."""
     name = frames[0].function
     for frame in frames:
         if not _is_in_collective(frame):

@@ -1,4 +1,4 @@
-"""The checklist that `lockstep verify` prints: who prints, who writes, and whether metrics agree, with evidence."""
+"""The checklist of `lockstep verify`, with evidence: who prints, who writes, and whether metrics agree."""
 
 import json
 import re
@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lockstep.events.jsonl import read_jsonl
+from lockstep.observe.text_format import count_noun
 from lockstep.supervision.agent_folder import FOLDER_PREFIX
 from lockstep.supervision.io_recorder import OutputRecord
 
 _MOST_SHOWN = 3
 # Printed by torch itself, in every process, while it connects.
 _TORCH_OUTPUT = (b"[Gloo] ", b"NCCL version ")
-# What every rank of a run may write into the run folder, by a component of the path.
+# What each rank may write into the run folder, by a component of the path.
 _RANK_FILES = {
     re.compile("ranks"): "its own log",
-    re.compile("evaluations"): "the designs that it has evaluated",
+    re.compile("evaluations"): "the designs that it evaluated",
     re.compile(r"\.draft-.*"): "its part of a checkpoint, which rank 0 commits",  # by renaming it
 }
 _SYSTEM_FOLDERS = ("/proc", "/dev", "/sys")
@@ -30,7 +31,7 @@ class ChecklistItem(NamedTuple):
     what: str
     holds: bool | None  # None: not checked
     evidence: str
-    is_promise: bool = False  # lockstep promises it: if it does not hold, verify fails
+    is_promise: bool = False  # promised by lockstep: if it does not hold, verify fails
 
     def __str__(self) -> str:
         box = {True: "[x]", False: "[!]", None: "[ ]"}[self.holds]
@@ -43,22 +44,22 @@ class ChecklistItem(NamedTuple):
 def check_who_printed(records: Sequence[OutputRecord]) -> ChecklistItem:
     """Check that only rank 0 prints, by each rank's standard output."""
     counts = [_num_lines(files.output) for files in records]
-    others = [f"rank {rank} printed {counted(count, 'line')}" for rank, count in enumerate(counts) if rank and count]
+    others = [f"rank {rank} printed {count_noun(count, 'line')}" for rank, count in enumerate(counts) if rank and count]
     if not any(counts):
         return ChecklistItem("only rank 0 prints", None, "nothing was printed")
-    evidence = f"rank 0 printed {counted(counts[0], 'line')}, {_others(len(counts))} nothing"
+    evidence = f"rank 0 printed {count_noun(counts[0], 'line')}, {_others(len(counts))} nothing"
     return ChecklistItem("only rank 0 prints", not others, _some(others) or evidence)
 
 
 def check_who_wrote(records: Sequence[OutputRecord], trial: Path, here: Path) -> ChecklistItem:
-    """Check that only rank 0 writes files, by what each rank has opened for writing.
+    """Check that only rank 0 writes files, by what each rank opened for writing.
 
     Args:
-        records: Of all ranks.
+        records: The records of all ranks.
         trial: The folder of the verification.
         here: The working directory.
 
-    Temporary files, caches and files of the system do not count.
+    Temporary files, caches and system files do not count.
     """
     written = [_written(files, trial, here) for files in records]
     others = [
@@ -72,7 +73,7 @@ def check_who_wrote(records: Sequence[OutputRecord], trial: Path, here: Path) ->
         return ChecklistItem(what, None, "nothing was written")
     own = sorted({_kind_of_rank_file(path, trial) or "" for paths in written[1:] for path in paths})
     rest = f"nothing but {' and '.join(own)}" if own else "nothing"
-    evidence = f"rank 0 wrote {counted(len(written[0]), 'file')}, {_others(len(written))} {rest}"
+    evidence = f"rank 0 wrote {count_noun(len(written[0]), 'file')}, {_others(len(written))} {rest}"
     return ChecklistItem(what, not others, _some(others) or evidence)
 
 
@@ -81,7 +82,7 @@ def check_metrics(one: Sequence[Path], many: Sequence[Path], losses: Sequence[tu
 
     Args:
         one: The event files of the runs on one process.
-        many: Those of the same runs on several processes.
+        many: The event files of the same runs on several processes.
         losses: For each step, the loss on one process and on several.
     """
     what = "metrics are the same on one process and on several"
@@ -94,7 +95,7 @@ def check_metrics(one: Sequence[Path], many: Sequence[Path], losses: Sequence[tu
     different += [f"loss {ours} and {theirs}" for ours, theirs in losses if ours != theirs]
     if different:
         return ChecklistItem(what, False, _some(different))
-    shown = [f"the loss of {counted(len(losses), 'step')}"] if losses else []
+    shown = [f"the loss of {count_noun(len(losses), 'step')}"] if losses else []
     if left:
         files, metrics = list(left.items())[-1]
         numbers = {name: value for name, value in metrics.items() if isinstance(value, float)}
@@ -104,7 +105,7 @@ def check_metrics(one: Sequence[Path], many: Sequence[Path], losses: Sequence[tu
 
 
 def _evaluations(runs: Sequence[Path]) -> dict[tuple[int, int], dict[str, Any]]:
-    """The metrics, by run and step."""
+    """Return the metrics by run and step."""
     return {
         (number, event["step"]): event["metrics"]
         for number, events in enumerate(runs)
@@ -138,7 +139,7 @@ def _is_relevant(path: Path, record_folder: Path, trial: Path, here: Path) -> bo
 
 
 def _kind_of_rank_file(path: Path, trial: Path) -> str | None:
-    """What a file holds that every rank may write; None for any other file."""
+    """Return what a file that every rank may write holds; None for any other file."""
     inside = path.relative_to(trial.resolve()).parts if path.is_relative_to(trial.resolve()) else ()
     kinds = (kind for name in inside for part, kind in _RANK_FILES.items() if part.fullmatch(name))
     return next(kinds, None)
@@ -149,11 +150,6 @@ def _shown(path: Path, trial: Path, here: Path) -> str:
         if path.is_relative_to(folder):
             return str(path.relative_to(folder))
     return str(path)
-
-
-def counted(number: int, noun: str) -> str:
-    """ "1 step", "2 steps"."""
-    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _others(num_ranks: int) -> str:

@@ -1,4 +1,4 @@
-"""Explain why a script with its own training loop gives another result on several processes."""
+"""Explain why a script with its own training loop gives a different result on several processes."""
 
 from lockstep.events.step_trace import TraceDifference, read_trace
 from lockstep.supervision.step_recorder import BUFFERS, GRADIENT, RATES, ROWS, START, WEIGHTS
@@ -13,36 +13,36 @@ from lockstep.verify.recorded_updates import (
 )
 
 _BATCH_ADVICE = (
-    "Compare equal global batches: most scripts take --batch-size per process. Give the one process as many rows as "
-    'all of them have together, with --one-args "--batch-size {rows}" or whatever the script calls it.'
+    "Compare equal global batches: most scripts take --batch-size per process. Give the single process as many rows as "
+    'all processes have together, with --one-args "--batch-size {rows}" or whatever the script calls it.'
 )
 
 
 def explain_disagreement(disagreement: RankDisagreement, num_ranks: int) -> str:
-    """The likely cause of a difference between the ranks of one job."""
+    """Return the likely cause of a difference between the ranks of one job."""
     step, phase, tensor, _ = disagreement.at
     rank = f"rank {disagreement.rank} of {num_ranks}"
     if phase == START:
         return (
-            f"From the start, {rank} had other weights than rank 0 ({tensor}), and nothing made them equal: wrap the "
-            "model in DistributedDataParallel, which also averages the gradients."
+            f"From the start, {rank} had different weights than rank 0 ({tensor}), and nothing made them equal: wrap "
+            "the model in DistributedDataParallel, which also averages the gradients."
         )
     if phase == GRADIENT:
         return (
-            f"In step {step}, {rank} used another gradient than rank 0 ({tensor}): it was not averaged over the ranks. "
-            "Wrap the model in DistributedDataParallel and call the wrapped model, not its module; leave no_sync() "
-            "before the last backward pass of a step."
+            f"In step {step}, {rank} used a different gradient than rank 0 ({tensor}): it was not averaged over the "
+            "ranks. Wrap the model in DistributedDataParallel and call the wrapped model, not its module; leave "
+            "no_sync() before the last backward pass of a step."
         )
     if phase == RATES:
-        return f"In step {step}, {rank} used another learning rate than rank 0."
+        return f"In step {step}, {rank} used a different learning rate than rank 0."
     return (
-        f"In step {step}, {rank} came to other weights than rank 0 ({tensor}) from the same gradient: its optimizer "
-        "has another state or other settings."
+        f"In step {step}, {rank} computed different weights than rank 0 ({tensor}) from the same gradient: its "
+        "optimizer has a different state or different settings."
     )
 
 
 def explain_difference(at: TraceDifference, one: RecordedUpdates, many: RecordedUpdates, num_ranks: int) -> str:
-    """The likely cause of the first difference between one process and several."""
+    """Return the likely cause of the first difference between one process and several."""
     if many.disagreement is None or many.disagreement.at.step > at.step:
         return _explain_phase(at, one, many, num_ranks)
     cause = explain_disagreement(many.disagreement, num_ranks)
@@ -50,11 +50,11 @@ def explain_difference(at: TraceDifference, one: RecordedUpdates, many: Recorded
 
 
 def _explain_phase(at: TraceDifference, one: RecordedUpdates, many: RecordedUpdates, num_ranks: int) -> str:
-    """The cause by the phase that differs, where all ranks agree with each other."""
+    """Return the cause by the phase that differs, if all ranks agree with each other."""
     if at.phase == START:
         return (
-            "The weights differ before the first step. Call torch.manual_seed(…) with a constant before the model is "
-            "made, on every rank, and let no random draw before it depend on the number of processes."
+            "The weights differ before the first step. Call torch.manual_seed(…) with a constant on every rank before "
+            "the model is created, and make sure that no random draw before it depends on the number of processes."
         )
     if at.phase == ROWS:
         return _explain_rows(at, one, many, num_ranks)
@@ -62,17 +62,17 @@ def _explain_phase(at: TraceDifference, one: RecordedUpdates, many: RecordedUpda
         return _explain_gradient(at, one, many, num_ranks)
     if at.phase == RATES:
         return (
-            "The learning rate depends on the number of processes. That may be intended if the batch grows with them; "
-            "but it must not, for the same result from the same batch."
+            "The learning rate depends on the number of processes. That may be intended if the batch grows with them, "
+            "but the same batch gives the same result only with the same learning rate."
         )
     if at.phase == WEIGHTS:
         return (
-            "The same gradient and learning rate left other weights: the optimizer has other settings, or depends on "
-            "the rank or the process."
+            "The same gradient and learning rate gave different weights: the optimizer has different settings, or "
+            "depends on the rank or the process."
         )
     assert at.phase == BUFFERS
     return (
-        "Gradients and weights are the same, a buffer is not. Batch norm's statistics are those of rank 0's part of "
+        "Gradients and weights are the same, but a buffer is not. Batch norm's statistics come from rank 0's part of "
         "the batch; nn.SyncBatchNorm.convert_sync_batchnorm(model) computes them over all processes."
     )
 
@@ -82,56 +82,58 @@ def _explain_rows(at: TraceDifference, one: RecordedUpdates, many: RecordedUpdat
     ranks = many.rows[at.step - 1]
     if own and all(sorted(rows) == sorted(one.rows[at.step - 1][0]) for rows in ranks):
         return (
-            f"Each of the {num_ranks} processes was given the same {own} rows as the one: the work is repeated, not "
-            "shared. Give the DataLoader a DistributedSampler."
+            f"Each of the {num_ranks} processes was given the same {own} rows as the single process: the work is "
+            "repeated, not shared. Give the DataLoader a DistributedSampler."
         )
     if own != theirs:
         advice = _BATCH_ADVICE.format(rows=theirs)
-        return f"One process was given {own} rows in step {at.step}, {num_ranks} together {theirs}. {advice}"
+        return (
+            f"In step {at.step}, one process was given {own} rows and {num_ranks} processes {theirs} in total. {advice}"
+        )
     shared = (one.all_rows(at.step) & many.all_rows(at.step)).total()
     if shared == 0:
         return (
-            f"Of {own} rows, none is the same: the samples come in another order, or their augmentation or noise is "
-            "drawn from a stream that is seeded by the rank, or not seeded."
+            f"None of the {own} rows are the same: the samples come in a different order, or their augmentation or "
+            "noise is drawn from a stream that is seeded by the rank, or not seeded."
         )
     if at.tensor == THE_ROWS and at.step == 1:
         return (
-            f"Of {own} rows, {shared} are the same. The order of the samples depends on the number of processes, or "
-            "the random draws for some of them do."
+            f"Only {shared} of {own} rows are the same. The order of the samples depends on the number of processes, "
+            "or the random draws for some of them do."
         )
-    return f"Of {own} rows, {shared} are the same: the order of the samples depends on the number of processes."
+    return f"Only {shared} of {own} rows are the same: the order of the samples depends on the number of processes."
 
 
 def _explain_gradient(at: TraceDifference, one: RecordedUpdates, many: RecordedUpdates, num_ranks: int) -> str:
     all_files = one.rank_0.values(at.step), many.rank_0.values(at.step)
     gap, alignment = largest_gap(GRADIENT, *all_files), alignment_of(GRADIENT, *all_files)
     if gap is None:
-        return "One process has gradients for other parameters than several."
+        return "One process has gradients for different parameters than several processes."
     if gap.relative <= ROUNDING:
         return _rounding(one, many, num_ranks)
     has_rows = one.num_rows(at.step) > 0
     if alignment is not None and alignment.is_only_scaled:
         return (
-            f"The gradient of {num_ranks} processes has the direction of one process's and {alignment.scale:.4g} times "
-            "its length: the loss is averaged over another number of samples, or gradients are summed over the ranks "
-            "instead of averaged. DistributedDataParallel averages over ranks: on each rank, the loss must be a mean "
-            "over its own rows."
+            f"The gradient of {num_ranks} processes has the same direction as that of one process, but "
+            f"{alignment.scale:.4g} times its length: the loss is averaged over a different number of samples, or "
+            "gradients are summed over the ranks instead of averaged. DistributedDataParallel averages over ranks: on "
+            "each rank, the loss must be a mean over its own rows."
         )
     if not has_rows:
         return (
-            "This is far more than rounding. The model's inputs could not be observed; most likely it is not the same "
-            "global batch. " + _BATCH_ADVICE.format(rows="…")
+            "This is far more than rounding. The model's inputs could not be observed; most likely the global batch is "
+            "not the same. " + _BATCH_ADVICE.format(rows="…")
         )
     if gap.relative <= COARSE_ROUNDING and many.layers:
-        return _layers(many) + " Or this is the rounding of bf16, fp16 or TF32."
+        return _layers(many) + " Or this is rounding of bf16, fp16 or TF32."
     if gap.relative <= COARSE_ROUNDING:
-        excess = "This is more than fp32 rounding, and about as much as that of bf16, fp16 or TF32."
+        excess = "This is more than fp32 rounding, and about as much as rounding of bf16, fp16 or TF32."
         return f"{excess} {_rounding(one, many, num_ranks)}"
     if many.layers:
         return _layers(many)
     return (
-        "The same rows gave another gradient, by far more than rounding. The loss may be a mean of means over parts of "
-        "unequal size, the labels may not be those of the rows, or the forward pass depends on the rank."
+        "The same rows gave a different gradient, by far more than rounding. The loss may be a mean of means over "
+        "parts of unequal size, the labels may not belong to the rows, or the forward pass depends on the rank."
     )
 
 
@@ -141,7 +143,7 @@ def _rounding(one: RecordedUpdates, many: RecordedUpdates, num_ranks: int) -> st
     grown = "" if gap is None else f" After step {last} the weights differ {gap}."
     rounding = (
         "This is rounding: the same data gave the same gradient, except for its last digits. Several processes sum in "
-        "another order than one, and multiply smaller matrices."
+        "a different order than one, and multiply smaller matrices."
     )
     beyond = _first_beyond_rounding(one, many)
     if beyond is not None:
@@ -150,12 +152,12 @@ def _rounding(one: RecordedUpdates, many: RecordedUpdates, num_ranks: int) -> st
         return f"{rounding} But step {beyond.step} has a larger difference, in its {phase}: {why}{grown}"
     return (
         f"{rounding} The script is correct; still, its result depends on the number of processes.{grown} A loop with "
-        "lockstep.Run keeps every bit."
+        "lockstep.Run gives the same bits on any number of processes."
     )
 
 
 def _first_beyond_rounding(one: RecordedUpdates, many: RecordedUpdates) -> TraceDifference | None:
-    """The first difference in rows, rates or gradients; not in weights, since optimizers can amplify tiny gradients."""
+    """Find the first difference in rows, gradients or rates; not in weights: optimizers can amplify tiny gradients."""
     ours, theirs = read_trace(one.trace), read_trace(many.trace)
     for step in sorted(ours.keys() & theirs.keys()):
         for phase in (ROWS, GRADIENT, RATES):
@@ -172,7 +174,7 @@ def _first_beyond_rounding(one: RecordedUpdates, many: RecordedUpdates) -> Trace
 def _layers(many: RecordedUpdates) -> str:
     norms = [layer for layer in many.layers if "BatchNorm" in layer and "Sync" not in layer]
     drops = [layer for layer in many.layers if "Dropout" in layer]
-    lines = ["The same rows gave another gradient, by more than rounding."]
+    lines = ["The same rows gave a different gradient, by more than rounding."]
     if norms:
         lines.append(
             f"The model has {', '.join(norms)}, which sees only a process's own part of the batch: "

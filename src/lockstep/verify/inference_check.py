@@ -29,7 +29,7 @@ class InferenceTask(NamedTuple):
 
 
 def make_inference_check(config: str, overrides: list[str]) -> Callable[[Path, Path], ChecklistItem]:
-    """Make the check, a function of the run folders of one process and of several."""
+    """Make the check: a function of the run folders of one process and of several."""
 
     def check(one: Path, many: Path) -> ChecklistItem:
         task = InferenceTask(config, overrides, [str(many), str(one)])
@@ -62,14 +62,14 @@ def judge_inference(found: dict[str, Any], recorded: dict[str, Any] | None) -> C
         f"{name} {value:.6g}" for name, value in list(many.items())[:_MOST_SHOWN] if isinstance(value, float)
     )
     if many == recorded:
-        return ChecklistItem(INFERENCE, True, f"{shown}, as the run itself has recorded", is_promise=True)
+        return ChecklistItem(INFERENCE, True, f"{shown}, as recorded by the run itself", is_promise=True)
     if many == one:
         return ChecklistItem(INFERENCE, True, f"{shown}, as from the checkpoint of one process", is_promise=True)
     return ChecklistItem(INFERENCE, False, f"{many}, but {one} from the checkpoint of one process", is_promise=True)
 
 
 def recorded_metrics(run: Path) -> dict[str, Any] | None:
-    """The metrics of the run's last evaluation."""
+    """Return the metrics of the run's last evaluation."""
     evaluations = [event["metrics"] for event in read_jsonl(RunFolder(run).events) if event.get("kind") == "eval"]
     return evaluations[-1] if evaluations else None
 

@@ -19,12 +19,12 @@ from lockstep.supervision.step_recorder import BUFFERS, GRADIENT, RATES, ROWS, S
 if TYPE_CHECKING:
     import numpy as np
 
-# The phases of an update, in the order in which each follows from those before.
+# The phases of an update; each follows from those before it.
 UPDATE_PHASES = (START, ROWS, GRADIENT, RATES, WEIGHTS, BUFFERS)
 NUM_ROWS = "the number of rows"
 THE_ROWS = "the rows"
 
-# Buffers are left out: batch norm's statistics differ between ranks until the next forward pass.
+# Buffers are omitted: batch norm's statistics differ between ranks until the next forward pass.
 _EQUAL_ON_ALL_RANKS = (START, GRADIENT, RATES, WEIGHTS)
 _MAX_LINE_BYTES = 256 * 2**20
 
@@ -33,7 +33,7 @@ ROUNDING = 1e-4
 COARSE_ROUNDING = 2e-2
 
 _SAME_DIRECTION = 0.9999  # cosine
-_OTHER_LENGTH = 0.05  # relative
+_OTHER_LENGTH = 0.05  # relative difference
 
 
 class RankDisagreement(NamedTuple):
@@ -49,16 +49,16 @@ class RecordedUpdates(NamedTuple):
     trace: Path
     num_updates: int  # made by all ranks
     rows: list[list[list[str]]]  # digests, by update and rank
-    layers: list[str]  # those that see a whole batch, or draw random numbers
+    layers: list[str]  # those that mix the samples of a batch, or draw random numbers
     disagreement: RankDisagreement | None
     rank_0: OutputRecord
 
     def num_rows(self, update: int) -> int:
-        """How many rows all ranks were given for an update; updates count from 1."""
+        """Return how many rows all ranks were given for an update; updates count from 1."""
         return sum(len(rows) for rows in self.rows[update - 1])
 
     def all_rows(self, update: int) -> "Counter[str]":
-        """The rows of all ranks, and how often each was given."""
+        """Return the rows of all ranks, and how often each was given."""
         return Counter(row for rows in self.rows[update - 1] for row in rows)
 
 
@@ -82,7 +82,7 @@ def collect_updates(records: Sequence[OutputRecord]) -> RecordedUpdates | None:
 
 
 def _combine_rows(ranks: Sequence[Sequence[str]]) -> dict[str, str]:
-    """Independent of which rank has which row; empty if no data was observed."""
+    """Combine the rows of all ranks, whichever rank has which; empty if no data was observed."""
     rows = sorted(row for rank in ranks for row in rank)
     if not rows:
         return {}
@@ -115,21 +115,21 @@ class ValueGap(NamedTuple):
 
 
 class Alignment(NamedTuple):
-    """The angle and relative length of two vectors."""
+    """The angle between two vectors, and their relative length."""
 
     cosine: float
     scale: float  # length along the other's direction, relative to it
 
     @property
     def is_only_scaled(self) -> bool:
-        """Whether they have the same direction but another length."""
+        """Do they have the same direction but different lengths?"""
         return abs(self.cosine) > _SAME_DIRECTION and abs(self.scale - 1) > _OTHER_LENGTH
 
 
 def largest_gap(phase: str, one: Path, many: Path, tensor: str | None = None) -> ValueGap | None:
-    """The gap of one tensor, or the largest of all in the phase; None if there is nothing to compare.
+    """Return the gap of one tensor, or the largest one in the phase; None if there is nothing to compare.
 
-    `one` and `many` are the files in which rank 0 of each job has recorded an update's values.
+    `one` and `many` are the files in which rank 0 of each job recorded an update's values.
     """
     gaps = [_gap(left, right) for left, right in _pairs(phase, one, many, tensor)]
     if not gaps:
@@ -138,7 +138,7 @@ def largest_gap(phase: str, one: Path, many: Path, tensor: str | None = None) ->
 
 
 def alignment_of(phase: str, one: Path, many: Path) -> Alignment | None:
-    """How all tensors of the phase, as one vector, compare; None if either is zero or not finite."""
+    """Compare all tensors of the phase as one vector; None if either is zero or not finite."""
     pairs = _pairs(phase, one, many, None)
     own = sum(float(left @ left) for left, _ in pairs)
     other = sum(float(right @ right) for _, right in pairs)
@@ -149,7 +149,7 @@ def alignment_of(phase: str, one: Path, many: Path) -> Alignment | None:
 
 
 def _pairs(phase: str, one: Path, many: Path, tensor: str | None) -> "list[tuple[np.ndarray[Any, Any], Any]]":
-    """The values of the tensors that both files have in the same shape."""
+    """Return the values of the tensors that both files have in the same shape."""
     from safetensors.numpy import load_file
 
     left, right = load_file(one), load_file(many)

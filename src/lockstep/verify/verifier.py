@@ -1,4 +1,4 @@
-"""Run the trials of `lockstep verify`, one after another, and compare each with the first."""
+"""Run the trials of `lockstep verify` one after another, and compare each with the first."""
 
 import hashlib
 import json
@@ -10,12 +10,12 @@ from lockstep.errors import UserError
 from lockstep.events.jsonl import read_jsonl
 from lockstep.events.run_folder import RunFolder
 from lockstep.events.step_trace import TraceDifference, first_difference, read_trace
+from lockstep.observe.text_format import count_noun
 from lockstep.verify.checklist import (
     ChecklistItem,
     check_metrics,
     check_who_printed,
     check_who_wrote,
-    counted,
 )
 from lockstep.verify.difference_causes import explain_difference
 from lockstep.verify.recorded_updates import UPDATE_PHASES, RecordedUpdates, collect_updates, largest_gap
@@ -37,19 +37,19 @@ Report = Callable[[str], None]
 InferenceCheck = Callable[[Path, Path], ChecklistItem]  # given the run folders of one process and of several
 
 INFERENCE = "a checkpoint of several processes loads for inference in one"
-_FAST_MODE_CAUSE = 'The run is made with determinism="fast", which promises no bits.'
+_FAST_MODE_CAUSE = 'The run uses determinism="fast", which does not promise equal bits.'
 
 
 def verify_config(
     settings: Sequence[str], *, processes: int, steps: int, folder: Path, report: Report, inference: InferenceCheck
 ) -> VerifyVerdict:
-    """Verify a config with four trials; a run that fails is the last.
+    """Verify a config with four trials; if a run fails, it is the last.
 
     Args:
         settings: The config and its overrides, including those of `trial_overrides`.
         processes: The number of processes to compare with one.
-        steps: How many steps each trial makes.
-        folder: For the trials' files.
+        steps: The number of steps of each trial.
+        folder: Where to put the trials' files.
         report: Called with a line of progress.
         inference: The check that a checkpoint loads for inference.
     """
@@ -70,14 +70,14 @@ def verify_script(
     folder: Path,
     report: Report,
 ) -> VerifyVerdict:
-    """Verify a script: with four trials if its runs have a folder; else with two, and the first again if they differ.
+    """Verify a script: with four trials if its runs have a folder, else with two, plus a repeat if they differ.
 
     Args:
         target: The script and its arguments, or -m and a module.
         processes: The number of processes to compare with one.
-        steps: After how many steps each run is stopped.
-        one_args: More arguments, for the run on one process only.
-        folder: For the trials' files.
+        steps: The number of steps after which each run is stopped.
+        one_args: Additional arguments, only for the run on one process.
+        folder: Where to put the trials' files.
         report: Called with a line of progress.
     """
     subject = ScriptUnderTest(target, steps, one_args)
@@ -95,7 +95,7 @@ def verify_script(
 
 
 class _Comparison:
-    """The trials made so far, and what was found about each."""
+    """The trials so far, and the finding about each."""
 
     def __init__(self, subject: VerifySubject, folder: Path, report: Report, width: int = 0) -> None:
         self.findings: list[VerifyFinding] = []
@@ -107,16 +107,16 @@ class _Comparison:
 
     @property
     def has_own_loop(self) -> bool:
-        """Whether the script trains with a loop that is not lockstep's."""
+        """Does the script train with a loop that is not lockstep's?"""
         return bool(self.updates)
 
     @property
     def can_resume(self) -> bool:
-        """Whether the first trial's runs have a folder from which to resume."""
+        """Do the first trial's runs have a folder to resume from?"""
         return self._files(self.findings[0].trial).run.exists()
 
     def add(self, trial: VerifyTrial) -> VerifyFinding:
-        """Run a trial, compare it with the first, and report what was found."""
+        """Run a trial, compare it with the first, and report the finding."""
         files = self._files(trial)
         failure = run_trial(self._subject, files)
         finding = VerifyFinding(trial, failure=failure)
@@ -144,11 +144,11 @@ class _Comparison:
     def verdict(
         self, processes: int, *, inference: InferenceCheck | None = None, asked: int | None = None
     ) -> VerifyVerdict:
-        """All findings with the checklist; `asked`: the number of steps that the user wanted."""
+        """Return all findings with the checklist; `asked` is the number of steps that the user asked for."""
         notes = []
         made = self.findings[0].steps
         if asked is not None and made is not None and made < asked:
-            notes.append(f"the script trains for {counted(made, 'step')}, fewer than the {asked} asked for")
+            notes.append(f"the script trains for {count_noun(made, 'step')}, fewer than the {asked} asked for")
         return VerifyVerdict(tuple(self.findings), tuple(self._checks(processes, inference)), tuple(notes))
 
     def _compared(self, finding: VerifyFinding, traces: dict[str, Path]) -> VerifyFinding:
@@ -158,8 +158,8 @@ class _Comparison:
         if first.keys() != traces.keys() and finding.failure is None:
             ours, theirs = (", ".join(names) or "none" for names in (first, traces))
             raise UserError(
-                f"the script's runs have different folders each time ({ours}; {theirs}), so that none could resume "
-                "after a stop: give them fixed names"
+                f"the script's runs have different folders each time ({ours}; {theirs}), so none could resume after a "
+                "stop: give them fixed names"
             )
         for name in sorted(first.keys() & traces.keys()):
             difference = first_difference(first[name], traces[name], UPDATE_PHASES if self.has_own_loop else None)
@@ -167,7 +167,7 @@ class _Comparison:
                 difference = compare_ends(*_ends(first[name], traces[name]))
             if difference is None and self.has_own_loop:
                 disagreement = self.updates[finding.trial.name].disagreement
-                # Rank 0 may be like the one process while other ranks are not.
+                # Rank 0 may agree with the single process while other ranks do not.
                 difference = None if disagreement is None else disagreement.at
             if difference is not None:
                 finding = finding._replace(difference=difference, run=name)
@@ -190,7 +190,7 @@ class _Comparison:
         return TrialFiles(self._folder, trial)
 
     def _digest(self, files: TrialFiles, traces: dict[str, Path]) -> str:
-        """The final digest of a config's run; for a script that was stopped, a hash over its last steps."""
+        """Return the final digest of a config's run; for a script that was stopped, a hash over its last steps."""
         end = _end(files.run)
         if end is not None:
             return str(end["digest"])
@@ -198,7 +198,7 @@ class _Comparison:
         return hashlib.sha256(json.dumps(last, sort_keys=True).encode()).hexdigest()
 
     def _checks(self, processes: int, inference: InferenceCheck | None) -> Iterator[ChecklistItem]:
-        """The checklist: what the trials have shown, and what could not be checked."""
+        """Yield the checklist: what the trials showed, and what could not be checked."""
         by_name = {finding.trial.name: finding for finding in self.findings}
         yield _trains("one process trains", by_name.get("one"))
         yield _trains(f"{processes} processes train", by_name.get("many"))
@@ -213,7 +213,7 @@ class _Comparison:
         yield _bits(many, "rows, gradients and weights" if self.has_own_loop else "data, loss, gradients and state")
         resumed = [finding for name, finding in by_name.items() if "-then-" in name]
         short = self.can_resume and not self.has_own_loop
-        yield _resumes(resumed, "there is one step only" if short else "the script has no run folder to resume from")
+        yield _resumes(resumed, "there is only one step" if short else "the script has no run folder to resume from")
 
     def _inference(self, inference: InferenceCheck | None) -> ChecklistItem:
         if inference is None:
@@ -234,7 +234,7 @@ class _Comparison:
 
 
 def compare_ends(left: dict[str, Any], right: dict[str, Any]) -> TraceDifference | None:
-    """The difference between two runs' end events, if any."""
+    """Return the difference between two runs' end events, if any."""
     if (left["step"], left["digest"]) == (right["step"], right["digest"]):
         return None
     what = "the state" if left["step"] == right["step"] else f"{left['step']} steps and {right['step']}"
@@ -242,7 +242,7 @@ def compare_ends(left: dict[str, Any], right: dict[str, Any]) -> TraceDifference
 
 
 def _ends(*traces: Path) -> list[dict[str, Any]]:
-    """The end events of these runs; if any was stopped before its end, the number of steps of each."""
+    """Return the end events of these runs; if one was stopped before its end, the number of steps of each."""
     ends = [_end(trace.parent) for trace in traces]
     if any(end is None for end in ends):
         return [{"step": max(read_trace(trace)), "digest": ""} for trace in traces]
@@ -250,7 +250,7 @@ def _ends(*traces: Path) -> list[dict[str, Any]]:
 
 
 def _end(folder: Path) -> dict[str, Any] | None:
-    """The run's end event, if it came to its end."""
+    """Return the run's end event, if it reached its end."""
     events = RunFolder(folder).events
     if not events.exists():
         return None
@@ -271,13 +271,13 @@ def _trains(what: str, finding: VerifyFinding | None) -> ChecklistItem:
         return ChecklistItem(what, None, "a run before it failed")
     if finding.failure is not None:
         return ChecklistItem(what, False, f"exit code {finding.failure.exit_code}")
-    return ChecklistItem(what, True, counted(finding.steps or 0, "step"))
+    return ChecklistItem(what, True, count_noun(finding.steps or 0, "step"))
 
 
 def _bits(finding: VerifyFinding, compared: str) -> ChecklistItem:
     what = "every bit is the same on one process and on several"
     if finding.difference is None:
-        return ChecklistItem(what, True, f"{compared} of {counted(finding.steps or 0, 'step')}")
+        return ChecklistItem(what, True, f"{compared} of {count_noun(finding.steps or 0, 'step')}")
     return ChecklistItem(what, False, f"first at {finding.difference}")
 
 

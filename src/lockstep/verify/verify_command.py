@@ -1,4 +1,4 @@
-"""`lockstep verify`: is the result of a config or script the same on one process and on several?"""
+"""`lockstep verify`: check that a config or script gives the same result on one process and on several."""
 
 import json
 import shlex
@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from lockstep.command_line.output_paths import trial_folder
-from lockstep.config import environment
+from lockstep.command_line.trial_runs import check_trial_config, require_no_launcher, trial_overrides
 from lockstep.errors import UserError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ _SCRIPT = ".py"
 
 
 class ConfigOrScript(TyperCommand):
-    """Leaves arguments after a script to the script, as torchrun does; options may be on both sides of a config."""
+    """Leaves arguments after a script to the script, as torchrun does; options may come before or after a config."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.allow_interspersed_args = False
@@ -45,10 +45,13 @@ def verify(
     steps: Annotated[int, typer.Option("--steps", metavar="S", min=2, help="Steps of each run.")] = 8,
     module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is the name of a module.")] = False,
     one_args: Annotated[
-        str, typer.Option("--one-args", metavar="ARGS", help="More arguments for the script, on one process only.")
+        str, typer.Option("--one-args", metavar="ARGS", help="Additional script arguments, only on one process.")
     ] = "",
     keep: Annotated[
-        Path | None, typer.Option("--keep", metavar="DIR", help="Keep the runs here; default: only if they differ.")
+        Path | None,
+        typer.Option(
+            "--keep", metavar="DIR", help="Folder for the runs; default: a temporary one, kept if they differ."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print only the verdict, as JSON.")] = False,
 ) -> None:
@@ -59,19 +62,18 @@ def verify(
     lockstep verify mine.yaml optim.lr=1e-3 --steps 20
     lockstep verify -n 2 --one-args "--batch-size 64" train.py --batch-size 32
 
-    Trains for a few steps, several times, and compares every step; reports the first step, phase and tensor that
-    differ, by how much, and the likely cause. Then prints a checklist with evidence for each line. A script may have
+    Trains for a few steps, several times, and compares every step. Reports the first step, phase and tensor that
+    differ, by how much, and the likely cause. Then prints a checklist with evidence for each line. A script may use
     lockstep's loop or any other. Exit code 0 if all runs are the same, 3 if they differ.
     """
-    if environment.read_role(nproc_given=False) == "worker":
-        raise UserError("lockstep verify starts its own processes: run it once, without a launcher")
+    require_no_launcher("verify")
     if _is_script(target, module):
         verification = _prepare_script(
             [*(["-m"] if module else []), target, *(arguments or [])], one_args, nproc, steps
         )
     elif one_args:
         raise UserError(
-            f"--one-args {one_args!r} is for scripts: omit it, a config's batch does not depend on processes"
+            f"--one-args {one_args!r} is for scripts: omit it, since a config's batch does not depend on processes"
         )
     else:
         verification = _prepare_config(target, arguments or [], nproc, steps)
@@ -104,7 +106,6 @@ def _prepare_script(target: list[str], one_args: str, nproc: int, steps: int) ->
 
 
 def _prepare_config(config: str, changes: list[str], nproc: int, steps: int) -> Verification:
-    from lockstep.command_line.trial_runs import check_trial_config, trial_overrides
     from lockstep.recipes.registry import load_recipe
     from lockstep.verify.inference_check import make_inference_check
 

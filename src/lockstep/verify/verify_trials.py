@@ -1,6 +1,6 @@
 """The runs that `lockstep verify` makes: on how many processes, by which command, and where their files go.
 
-What is known about a run comes from the files in its folder only.
+Everything that is known about a run comes from the files in its folder.
 """
 
 import sys
@@ -29,7 +29,7 @@ class RunSegment(NamedTuple):
 class VerifyTrial(NamedTuple):
     """A run to compare with others, in one segment or in two, with a stop and a resume between."""
 
-    name: str  # also of its folder
+    name: str  # also the name of its folder
     title: str
     segments: tuple[RunSegment, ...]
 
@@ -47,17 +47,17 @@ class TrialFailure(NamedTuple):
 
 
 def first_trial() -> VerifyTrial:
-    """On one process: the one that all others are compared with."""
+    """Return the trial on one process: the one that all others are compared with."""
     return VerifyTrial("one", "one process", (RunSegment(1),))
 
 
 def second_trial(processes: int) -> VerifyTrial:
-    """On several processes."""
+    """Return the trial on several processes."""
     return VerifyTrial("many", f"{processes} processes", (RunSegment(processes),))
 
 
 def resumed_trials(processes: int, steps: int) -> list[VerifyTrial]:
-    """Stopped halfway, and resumed on another number of processes."""
+    """Return the trials that are stopped halfway and resumed on another number of processes."""
     half, many = steps // 2, f"{processes} processes"
     stopped = f"stopped after step {half}, resumed on"
     return [
@@ -69,7 +69,7 @@ def resumed_trials(processes: int, steps: int) -> list[VerifyTrial]:
 
 
 def repeated_trial() -> VerifyTrial:
-    """The first trial again: does one process repeat itself?"""
+    """Return the first trial again, which shows whether one process repeats itself."""
     return VerifyTrial("one-again", "one process, once more", (RunSegment(1),))
 
 
@@ -91,11 +91,11 @@ class TrialFiles:
         return self.folder / f"{self.trial.name}.log"
 
     def rank_folder(self, segment: int) -> Path:
-        """For records of what each rank of a segment printed and wrote; segments count from 1."""
+        """Return the folder for what each rank of a segment printed and wrote; segments count from 1."""
         return self.folder / "ranks" / f"{self.trial.name}-{segment}"
 
     def records(self) -> list[OutputRecord]:
-        """The records of the first segment's ranks."""
+        """Return the records of the first segment's ranks."""
         return [OutputRecord(self.rank_folder(1), rank) for rank in range(self.trial.segments[0].processes)]
 
 
@@ -103,25 +103,25 @@ class VerifySubject(Protocol):
     """What is verified: a config or a script."""
 
     def command(self, segment: RunSegment, files: TrialFiles) -> list[str]:
-        """The command that runs a segment."""
+        """Return the command that runs a segment."""
         ...
 
     def verify_request(self, segment: RunSegment, number: int, files: TrialFiles) -> VerifyRequest:
-        """What the ranks of a segment are asked to record."""
+        """Return what the ranks of a segment are asked to record."""
         ...
 
     def is_expected_exit(self, segment: RunSegment, exit_code: int) -> bool:
-        """Whether a segment that ends with this code has succeeded."""
+        """Is this the exit code of a segment that succeeded?"""
         ...
 
     def traces(self, files: TrialFiles) -> dict[str, Path]:
-        """The traces of a trial's runs, by name; the only run of a config has the name \"\"."""
+        """Return the traces of a trial's runs, by name; the only run of a config has the name \"\"."""
         ...
 
 
 @dataclass(frozen=True)
 class ConfigUnderTest:
-    """Verified by `lockstep train`."""
+    """A config, which is run by `lockstep train`."""
 
     settings: Sequence[str]  # the config and its overrides
 
@@ -136,7 +136,7 @@ class ConfigUnderTest:
     def is_expected_exit(self, segment: RunSegment, exit_code: int) -> bool:
         if segment.stop_after is not None and exit_code == 0:
             raise UserError(
-                f"the run ended before step {segment.stop_after}, where it was to be stopped: choose fewer --steps"
+                f"the run ended before step {segment.stop_after}, where it was to be stopped: choose a smaller --steps"
             )
         return exit_code == (0 if segment.stop_after is None else EXIT_STOPPED)
 
@@ -147,11 +147,11 @@ class ConfigUnderTest:
 
 @dataclass(frozen=True)
 class ScriptUnderTest:
-    """Verified by `lockstep run`."""
+    """A script, which is run by `lockstep run`."""
 
     target: Sequence[str]  # a script and its arguments, or -m and a module
     steps: int
-    one_args: Sequence[str] = field(default=())  # more arguments, on one process only
+    one_args: Sequence[str] = field(default=())  # additional arguments, only on one process
 
     def command(self, segment: RunSegment, files: TrialFiles) -> list[str]:  # noqa: ARG002
         more = self.one_args if segment.processes == 1 else ()
@@ -170,7 +170,7 @@ class ScriptUnderTest:
 
 
 def run_trial(subject: VerifySubject, files: TrialFiles) -> TrialFailure | None:
-    """Run a trial's segments, one after another, until one fails."""
+    """Run a trial's segments one after another; return the failure if one fails."""
     for number, segment in enumerate(files.trial.segments, 1):
         variables = environment.verify_variables(subject.verify_request(segment, number, files))
         with files.log.open("wb") as output:

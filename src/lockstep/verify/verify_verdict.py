@@ -1,35 +1,36 @@
-"""The verdict of `lockstep verify`: which trials agree, where the first one differs, and the likely cause."""
+"""The verdict of `lockstep verify`: which trials agree, where the first difference is, and its likely cause."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from lockstep.errors import EXIT_FAILED
 from lockstep.events.step_trace import TraceDifference
-from lockstep.verify.checklist import ChecklistItem, counted
+from lockstep.observe.text_format import count_noun
+from lockstep.verify.checklist import ChecklistItem
 from lockstep.verify.verify_trials import TrialFailure, VerifyTrial
 
-END_OF_RUN = "end"  # as a phase, besides those of a trace
+END_OF_RUN = "end"  # a phase, in addition to those of a trace
 
 _CAUSES = {
     "data": "The samples themselves differ. A data set and its augmentation must be a function of (seed, epoch, "
-    "sample): draw from torch, numpy or random, which are seeded for every sample, and from nothing else (no "
-    "SystemRandom, os.urandom or clock, no other generator or counter).",
-    "loss": "The same samples gave another loss. The initial weights may differ, or the forward pass depends on the "
-    "rank or the process, keeps state in Python from one call to the next, draws from a random stream that lockstep "
-    "does not seed, or uses another number of threads.",
-    "gradient": "The same loss gave another gradient. A custom backward pass may not be deterministic; if there is "
+    "sample): draw only from torch, numpy or random, which are seeded for every sample (not from SystemRandom, "
+    "os.urandom, the clock, or your own generator or counter).",
+    "loss": "The same samples gave a different loss. The initial weights may differ, or the forward pass depends on "
+    "the rank or the process, keeps state in Python from one call to the next, draws from a random stream that "
+    "lockstep does not seed, or uses a different number of threads.",
+    "gradient": "The same loss gave a different gradient. A custom backward pass may not be deterministic; if there is "
     "none, the sum over the ranks is wrong, which is a bug in lockstep.",
-    "state": "The same gradient gave another state. The optimizer, the moving average or a buffer depends on the rank "
-    "or the process, or draws from a random stream that lockstep does not seed.",
-    END_OF_RUN: "All steps that both made are the same. Something was changed outside of a step.",
+    "state": "The same gradient gave a different state. The optimizer, the moving average or a buffer depends on the "
+    "rank or the process, or draws from a random stream that lockstep does not seed.",
+    END_OF_RUN: "All steps that both runs made are the same. Something was changed outside of a step.",
 }
 _RESUME_CAUSE = (
-    "Until the stop it was the same. Something that the next step needs is not in the checkpoint: a counter, a "
+    "The runs were the same until the stop. Something that the next step needs is not in the checkpoint: a counter, a "
     "schedule or a cache in a Python object. Make it a buffer of the model, or use run.register_state(name, thing)."
 )
 _NOT_REPEATABLE = "Two runs on one process differ as well."
 
-# How to say where the difference is, other than "in its PHASE".
+# How to describe the place of the difference, unless it is "in its PHASE".
 _PLACES = {END_OF_RUN: "after the last step", "start": "in the weights before it", "rows": "in its data"}
 
 
@@ -37,13 +38,13 @@ class VerifyFinding(NamedTuple):
     """What was found about a trial."""
 
     trial: VerifyTrial
-    digest: str | None = None  # at its end, if it got there
+    digest: str | None = None  # of its final state, if it got there
     difference: TraceDifference | None = None  # from the first trial
     failure: TrialFailure | None = None
-    run: str = ""  # the one that differs, if a script makes several
+    run: str = ""  # the run that differs, if a script makes several
     steps: int | None = None  # made by each of its runs
-    size: str | None = None  # of the difference, in words, where values were recorded
-    cause: str | None = None  # if more is known than the phase
+    size: str | None = None  # of the difference, in words, if values were recorded
+    cause: str | None = None  # if more than the phase is known
 
     @property
     def summary(self) -> str:
@@ -55,7 +56,7 @@ class VerifyFinding(NamedTuple):
     @property
     def baseline(self) -> str:
         """The summary of the first trial, which the others are compared with."""
-        made = [] if self.steps is None else [counted(self.steps, "step")]
+        made = [] if self.steps is None else [count_noun(self.steps, "step")]
         return ", ".join([*made, *([f"digest {self.digest}"] if self.digest is not None else [])])
 
     def as_json(self) -> dict[str, Any]:
@@ -111,7 +112,7 @@ class VerifyVerdict:
 
     @property
     def _one_process_repeats_itself(self) -> bool:
-        """As far as the trials that started on one process show."""
+        """Do all runs that started on one process agree, as far as the trials show?"""
         return not any(
             finding.difference is not None
             and (finding.trial.resumed_after is None or finding.difference.step <= finding.trial.resumed_after)
@@ -120,7 +121,7 @@ class VerifyVerdict:
         )
 
     def lines(self) -> list[str]:
-        """For a person to read. Nothing is said about bits if a run failed before anything differed."""
+        """Return the verdict for a person to read; it does not mention bits if a run failed before any difference."""
         return [*self._result_lines(), *self.notes, *(str(check) for check in self.checks)]
 
     def _result_lines(self) -> list[str]:

@@ -1,1 +1,1 @@
-"""`lockstep watch`: a run live, in the terminal or in the browser."""
+"""`lockstep watch`: follow a run live, in the terminal or in the browser."""

@@ -1,5 +1,5 @@
 "use strict";
-// The server sends the page's contents again whenever the run folder has changed.
+// The server resends the page's contents whenever the run folder changes.
 const source = new EventSource("follow");
 source.addEventListener("message", (event) => {
   document.querySelector("main").innerHTML = JSON.parse(event.data);
@@ -7,7 +7,7 @@ source.addEventListener("message", (event) => {
 source.addEventListener("error", () => {
   const state = document.querySelector(".state");
   if (state !== null && source.readyState !== EventSource.OPEN) {
-    state.textContent = "disconnected: `lockstep watch` has ended, or its machine cannot be reached";
+    state.textContent = "disconnected: `lockstep watch` has ended or cannot be reached";
     state.className = "state unknown";
   }
 });

@@ -1,4 +1,4 @@
-"""Serve a run's report as a live page on loopback, and send it again whenever the run folder changes.
+"""Serve a run's report as a live page on loopback, and resend it whenever the run folder changes.
 
 The standard library's server is enough: one page, one stream of server-sent events, a handful of readers on this
 machine. It answers GET for these two paths only, and never takes a file name from a request.

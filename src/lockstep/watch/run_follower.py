@@ -17,11 +17,11 @@ class RunView(NamedTuple):
 
 
 class RunFollower:
-    """Reads a run folder again and again, and decides when there is nothing left to wait for.
+    """Reads a run folder repeatedly, and decides when there is nothing left to wait for.
 
     Args:
         path: the run folder, which need not exist yet.
-        patience_s: how long a run may be stopped before it is given up; a restart takes a while.
+        patience_s: how long to wait for a stopped run to start again; a restart takes a while.
     """
 
     def __init__(self, path: Path, patience_s: float) -> None:

@@ -29,7 +29,7 @@ _REFRESH_S = 0.5
 _BAR_WIDTH = 48  # characters
 _MAX_METRICS, _MAX_RANKS, _MAX_HISTORY = 10, 8, 4
 _SPARKS = "▁▂▃▄▅▆▇█"
-_PHASE_STYLES = {  # a character each, so that phases can be told apart without colours
+_PHASE_STYLES = {  # a different character for each, so that phases can be told apart without colours
     "data": ("▒", "yellow"),
     "compute": ("█", "blue"),
     "exchange": ("░", "magenta"),

@@ -20,23 +20,31 @@ _WIDTH = 110  # characters, if the output is not a terminal
 
 def watch(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder; it need not exist yet.")],
-    web: Annotated[bool, typer.Option("--web", help="Serve a page for the browser, to this machine only.")] = False,
+    web: Annotated[bool, typer.Option("--web", help="Serve a page for browsers on this machine only.")] = False,
     port: Annotated[
-        int, typer.Option("--port", metavar="P", min=0, max=65535, help="The port for --web; default: any free port.")
+        int,
+        typer.Option(
+            "--port",
+            metavar="P",
+            min=0,
+            max=65535,
+            show_default=False,
+            help="The port for --web; default: any free port.",
+        ),
     ] = 0,
     once: Annotated[bool, typer.Option("--once", help="Show the run once and exit.")] = False,
     patience_s: Annotated[
         float, typer.Option("--patience", metavar="S", min=0, help="Seconds to wait for a stopped run to start again.")
     ] = 30.0,
 ) -> None:
-    """Watch a run: progress, metrics, where each rank's time goes, which rank is slow, what happened.
+    """Watch a run: progress, metrics, where each rank's time goes, which rank is slow, and what happened.
 
     \b
     lockstep watch runs/digits
     lockstep watch runs/digits --web
 
-    Waits for a run that has not started, and exits when it ends. Exit code 0: the run has finished; 75: it was stopped
-    and can be resumed; 3: it failed. A page is served until Ctrl-C. Watching cannot disturb a run.
+    Waits for a run that has not started, and exits when it ends. Exit code 0: the run finished; 75: it was stopped and
+    can be resumed; 3: it failed. With --web, serves the page until Ctrl-C. Watching cannot disturb a run.
     """
     from lockstep.watch.run_follower import RunFollower
 

@@ -28,7 +28,7 @@ def test_the_largest_the_fastest_and_the_learning_rate() -> None:
         "largest that fits: 16 samples a lane (24 do not)",
         "fastest: 8 samples a lane: 2.00 times as fast as the config's 4",
         "advice: batch.global=64 lanes=8 for speed, which is 2 times the batch of 32",
-        "a batch needs no more memory if its number of lanes grows with it: batch.global=128 lanes=16",
+        "a larger batch needs no more memory if its number of lanes grows with it: batch.global=128 lanes=16",
         "the learning rate stays 0.001 unless you scale it: optim.base_batch=32 with optim.lr_scaling=sqrt makes "
         "it 0.00141 (usual for Adam), linear 0.002 (for SGD)",
     ]
@@ -52,7 +52,7 @@ def test_a_batch_that_is_best_is_kept() -> None:
 
 def test_a_config_that_does_not_fit_is_told_how_to_keep_its_batch() -> None:
     found = advice({4: None, 2: None, 1: 1.0})
-    assert "the config's own 4 samples a lane do not fit: to keep a batch of 32, set lanes=32" in found.lines
+    assert "the config's 4 samples a lane do not fit: to keep a batch of 32, set lanes=32" in found.lines
     odd = advice({5: None, 2: None, 1: 1.0}, batch={"global": 40})
     assert any("to keep a batch of 40, make it divisible by more powers of two" in line for line in odd.lines)
 
@@ -66,12 +66,11 @@ def test_nothing_fits() -> None:
 
 def test_the_search_ended_before_anything_fitted() -> None:
     assert advice({16: None, 8: None, 4: None}, ended="tries").lines == [
-        "4 samples a lane do not fit, and smaller sizes were not tried: "
-        "the search ended after its limit of tries (--tries)"
+        "4 samples a lane do not fit, and smaller sizes were not tried: the search reached its limit of tries (--tries)"
     ]
     assert advice({2: None}, ended="time").lines == [
         "2 samples a lane do not fit, and smaller sizes were not tried: time ran out before the search was done: "
-        "a larger --limit-s finds more"
+        "a larger --limit-s may find more"
     ]
 
 

@@ -89,6 +89,6 @@ def test_only_lockstep_mode_breaks_the_promise_by_differing_or_failing() -> None
 
 def test_more_processes_than_cores_are_reported() -> None:
     rows = [*by_hand(), lockstep(2, 1.1, 1.1)]
-    words = "2 processes share 1 core here: what a step takes on 2 says little."
+    words = "2 processes share 1 core here: the time of a step on 2 says little."
     assert words in judge_rows(rows, 2, 1, "core").lines
     assert words not in judge_rows(rows, 2, 2, "cores").lines

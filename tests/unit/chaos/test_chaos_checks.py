@@ -73,7 +73,7 @@ def test_another_final_digest_is_found(reference: RunFolder, disturbed: Callable
 def test_a_run_without_an_end_is_found(reference: RunFolder, disturbed: Callable[..., RunFolder]) -> None:
     run = disturbed()
     run.events.write_text(json.dumps(event("start", 0)) + "\n")
-    assert check_end(reference, run).problems == ("it has not recorded its end",)
+    assert check_end(reference, run).problems == ("it did not record its end",)
 
 
 @pytest.mark.parametrize("phase", ["data", "loss", "gradient", "state"])
@@ -82,7 +82,7 @@ def test_a_step_that_differs_is_found_although_it_was_made_again(
 ) -> None:
     trace = [line(1), line(2, **{phase: "other"}), line(2), line(3), line(4), line(5)]
     (problem,) = check_steps(reference, disturbed(trace=trace)).problems
-    assert problem == f"step 2: its {phase} is not that of the undisturbed run"
+    assert problem == f"step 2: its {phase} differs from the undisturbed run"
 
 
 def test_missing_and_surplus_steps_are_found(reference: RunFolder, disturbed: Callable[..., RunFolder]) -> None:

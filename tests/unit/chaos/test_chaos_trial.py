@@ -17,4 +17,4 @@ def test_too_few_kills_fail_but_are_not_called_a_loss() -> None:
     assert verdict(1, bad) == (3, "something was lost")
     code, text = verdict(2, good)
     assert code == 3
-    assert text.startswith("nothing was lost, but only 1 of 2 kills could be made: ")
+    assert text.startswith("nothing was lost, but only 1 of 2 kills were possible: ")

@@ -80,7 +80,10 @@ def test_a_problem_is_one_line_with_its_remedy(changes: dict[str, Any], level: s
     ("changes", "text"),
     [
         ({"together_s": (0.1,) * 8}, "8 processes share 4 cores: start at most 4"),
-        ({"together_s": (0.2, 0.2)}, "2.00 times as long as one alone: they compete for the machine, and 2 are worth"),
+        (
+            {"together_s": (0.2, 0.2)},
+            "2.00 times as long as one alone: they compete for the machine, so 2 processes do the work of about",
+        ),
         ({"together_s": (0.1, 0.1, 0.19)}, "rank 2 is slow: the same work takes 1.90 times"),
         ({"message_s": 0.02}, "the smallest all-reduce takes 20.00 ms"),
     ],

@@ -40,7 +40,7 @@ def test_a_name_that_does_not_resolve_yet_is_waited_for(
     monkeypatch.setattr(tcp_store, "_RESOLVE_INTERVAL_S", 0.0)
     wait_for_hostname("mine-0.mine", timeout_s=20)
     assert not list(answers)
-    assert capsys.readouterr().err == ("lockstep: mine-0.mine does not resolve yet: waiting for it, 20 s at most\n")
+    assert capsys.readouterr().err == ("lockstep: mine-0.mine does not resolve yet: waiting for up to 20 s\n")
 
 
 def test_a_name_that_never_resolves_is_not_waited_for_forever(capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,7 +33,7 @@ def test_a_run_on_one_process_gives_upper_bounds(run: str, capsys: pytest.Captur
         ["4", "1", "100.0", "ms", "0%", "×4.00"],
     ]
     assert warning == "These are upper bounds: a run on one process says nothing about communication."
-    assert remedy == "Plan from a run on two processes, or with --try 1,2."
+    assert remedy == "Plan from a run on two or more processes, or with --try 1,2."
     assert advice == "Worth it up to 4 processes, the largest number predicted."
 
 
@@ -51,7 +51,7 @@ def test_predictions_as_json(run: str, capsys: pytest.CaptureFixture[str]) -> No
         ({"nproc": "8"}, "-n 8: the run has lanes=4, so at most 4 processes"),
         ({"nproc": "none"}, "-n none: expected numbers of processes, as in 1,2,4"),
         *(
-            (option, "is a run: omit settings, --try, --measure and --steps, which are for a config")
+            (option, "is a run: omit settings, --try, --measure and --steps, which apply to configs")
             for option in ({"tried": "4"}, {"measure": "4"}, {"steps": 4}, {"overrides": ["seed=1"]})
         ),
     ],

@@ -108,13 +108,13 @@ def test_arguments_arrive_unchanged(setup: str | None) -> None:
 
 @pytest.mark.parametrize("name", ["", "Mine", "my_job", "-a", "a-", "1a", "a.b", "a b", "a" * 62])
 def test_an_invalid_name_is_refused(name: str) -> None:
-    with pytest.raises(UserError, match=f"--name {re.escape(repr(name))}: expected a lower-case letter"):
+    with pytest.raises(UserError, match=f"--name {re.escape(repr(name))}: expected at most \\d+ lower-case letters"):
         check_kubernetes_name(name, 2)
 
 
 def test_a_name_leaves_room_for_the_number_of_the_pod() -> None:
     check_kubernetes_name("a" * 61, 10)
-    with pytest.raises(UserError, match="60 at most"):
+    with pytest.raises(UserError, match="at most 60 "):
         check_kubernetes_name("a" * 61, 11)
 
 

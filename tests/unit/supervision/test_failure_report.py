@@ -134,7 +134,7 @@ def test_a_finished_rank_is_no_victim() -> None:
 
 def test_no_rank_here_is_blamed_for_a_cause_on_another_machine() -> None:
     exits = [RankExit(0, 1, LOST), RankExit(1, None)]
-    assert explained(exits, 4) == "rank 0, 1 of 4: victims of a rank on another machine; see its output"
+    assert explained(exits, 4) == "ranks 0, 1 of 4: victims of a rank on another machine; see its output"
     assert "rank 1 of 4 failed, the cause: exited with code 7" in explained([RankExit(0, 1, LOST), RankExit(1, 7)], 4)
 
 

@@ -25,9 +25,9 @@ def test_the_hung_rank_comes_first_then_the_ranks_that_wait_for_it() -> None:
     others = [seen(0, *calls("all_reduce", 9)), seen(2, *calls("all_reduce", 9)), seen(3, phase=Phase.EXCHANGING)]
     hang = explained([*others, hung], [hung], FailureContext(4, "host"))
     assert message(hang).startswith(
-        "rank 1 of 4 on host hangs in step 6 (forward and backward pass) for 42 s: it is at "
+        "rank 1 of 4 on host has been stuck in step 6 (forward and backward pass) for 42 s: it is at "
     )
-    assert "ranks 0, 2 wait for it in all_reduce at train.py:9; rank 3 waits for it in the gradient exch" in message(
+    assert "Ranks 0, 2 wait for it in all_reduce at train.py:9; rank 3 waits for it in the gradient exch" in message(
         hang
     )
     assert (hang.verdict.exit_code, hang.verdict.rank, hang.verdict.victims) == (5, 1, (0, 2, 3))
@@ -51,7 +51,7 @@ def test_the_flight_recorder_shows_which_rank_left_the_common_order() -> None:
     at_barrier = seen(0, *calls("barrier", 9), collectives=recorded(*common, "barrier"))
     at_reduce = seen(1, *calls("all_reduce", 8), collectives=recorded(*common, "all_reduce"))
     hang = explained([at_barrier, at_reduce], [], FailureContext(2))
-    assert "rank 0 has skipped the all_reduce of [[3]] that the other ranks call" in message(hang)
+    assert "rank 0 skipped the all_reduce of [[3]] that the other ranks call" in message(hang)
     assert (hang.verdict.rank, hang.facts["line"]) == (0, 9)
     at_gather = seen(1, *calls("gather", 8), collectives=recorded(*common, "gather"))
     at_reduce = at_reduce._replace(rank=0)
@@ -64,24 +64,24 @@ def test_a_rank_that_never_came_to_a_collective_has_skipped_it() -> None:
         1, StackFrame("train.py", 11, "main"), phase=Phase.EXCHANGING, collectives=recorded(*["all_reduce"] * 3)
     )
     hang = explained([waits, ahead], [], FailureContext(2))
-    assert "rank 1 has skipped the all_reduce" in message(hang)
+    assert "rank 1 skipped the all_reduce" in message(hang)
     assert hang.verdict.rank == 1
 
 
 def test_without_a_flight_recorder_the_majority_is_right() -> None:
     ranks = [seen(0, *calls("barrier", 9)), seen(1, *calls("all_reduce", 8)), seen(2, *calls("barrier", 9))]
     hang = explained(ranks, [], FailureContext(3))
-    assert "It seems that rank 1 has left the common order" in message(hang)
+    assert "Rank 1 seems to have called different collectives than the others" in message(hang)
     assert hang.verdict.rank == 1
 
 
 def test_no_rank_is_blamed_if_all_are_at_the_same_place() -> None:
     hang = explained([seen(0, *calls("barrier", 9)), seen(1, *calls("barrier", 9))], [], FailureContext(2))
-    assert "all 2 ranks wait in the same collective" in message(hang)
+    assert "all 2 ranks have been waiting in the same collective" in message(hang)
     assert hang.verdict.rank is None
 
 
 def test_ranks_of_this_machine_wait_for_another_machine() -> None:
     hang = explained([seen(0, *calls("barrier", 9))], [], FailureContext(2, "host"))
-    assert "wait for a rank on another machine" in message(hang)
+    assert "waiting for a rank on another machine" in message(hang)
     assert hang.verdict.rank is None

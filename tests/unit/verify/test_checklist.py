@@ -83,8 +83,7 @@ def test_metrics(tmp_path: Path) -> None:
 def test_inference() -> None:
     many, other = {"loss": 1.5}, {"loss": 1.25}
     assert (
-        judge_inference({"metrics": [many, other]}, recorded=many).evidence
-        == "loss 1.5, as the run itself has recorded"
+        judge_inference({"metrics": [many, other]}, recorded=many).evidence == "loss 1.5, as recorded by the run itself"
     )
     assert judge_inference({"metrics": [many, many]}, recorded=other).holds
     assert judge_inference({"metrics": [many, other]}, recorded=other).holds is False

@@ -140,7 +140,7 @@ def test_ends_that_differ_although_no_step_does() -> None:
 
 def test_what_was_never_promised_is_refused() -> None:
     check_trial_config(Config(epochs=1, batch=BatchConfig(global_batch=8)))
-    with pytest.raises(UserError, match="determinism=fast promises no bits"):
+    with pytest.raises(UserError, match="determinism=fast does not promise equal bits"):
         check_trial_config(Config(epochs=1, batch=BatchConfig(global_batch=8), determinism="fast"))
-    with pytest.raises(UserError, match=r"batch.per_device=8 means another batch.*batch.global"):
+    with pytest.raises(UserError, match=r"batch.per_device=8: the batch would depend on.*batch.global"):
         check_trial_config(Config(epochs=1, batch=BatchConfig(per_device=8)))

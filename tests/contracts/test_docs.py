@@ -203,7 +203,9 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_
     )
     assert built.returncode == 0, built.stderr
     pages = list((tmp_path / "site").rglob("*.html"))
-    for recipe in (ROOT / "src" / "lockstep" / "recipes").glob("*/README.md"):
+    recipes = list((ROOT / "src" / "lockstep" / "recipes").glob("*/README.md"))
+    assert recipes
+    for recipe in recipes:
         assert tmp_path / "site" / "recipes" / f"{recipe.parent.name}.html" in pages
     assert "--max-restarts" in (tmp_path / "site" / "reference" / "commands.html").read_text()
     assert "optim.lr_scaling" in (tmp_path / "site" / "reference" / "settings.html").read_text()

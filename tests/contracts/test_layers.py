@@ -69,7 +69,7 @@ def test_imports_point_to_the_left(layer: str, path: Path) -> None:
 
 
 def test_every_folder_is_a_layer() -> None:
-    assert {layer for layer, _ in modules()} <= {*ORDER, *BESIDE}
+    assert {layer for layer, _ in modules()} == {*ORDER, *BESIDE}
 
 
 def test_the_environment_is_read_in_one_file() -> None:

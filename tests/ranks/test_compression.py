@@ -170,6 +170,7 @@ def test_the_command_reports_the_bytes_saved(tmp_path: Path) -> None:
     assert told is not None, finished.out
     assert float(told[1]) < 0.5 * float(told[2])
     steps = [event for event in read_jsonl(tmp_path / "runs" / "digits-quick" / "events.jsonl") if "loss" in event]
+    assert steps
     assert all(0 < event["gradient_bytes"] < event["uncompressed_bytes"] for event in steps)
     refused = call(["train", "digits", "--quick", "compression=bf16"], tmp_path)
     assert refused.code == 2

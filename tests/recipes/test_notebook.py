@@ -67,5 +67,7 @@ def test_it_trains_here_and_on_two_processes_and_says_what_it_cannot_do(tmp_path
 
 
 def test_it_is_kept_without_outputs() -> None:
-    for cell in cells_of(EXAMPLES / "notebook.ipynb"):
+    cells = cells_of(EXAMPLES / "notebook.ipynb")
+    assert cells
+    for cell in cells:
         assert (cell["outputs"], cell["execution_count"]) == ([], None)

@@ -68,12 +68,15 @@ def test_data_workers_end_with_the_loop(leaves_early: bool) -> None:
     run = Run(None, World())
     model = run.prepare(nn.Linear(4, 3))
     optimizer = run.optimizer(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    num_steps = 0
     for step in run.steps(run.loader(DATA, 16, workers=1), steps=3, finish=False):
         step.accumulate(loss, model)
         step.update(optimizer)
+        num_steps += 1
         assert multiprocessing.active_children()
         if leaves_early:
             break
+    assert num_steps == (1 if leaves_early else 3)
     assert not multiprocessing.active_children()
 
 
@@ -181,9 +184,9 @@ def test_a_sampler_of_ones_own_is_used_as_it_is() -> None:
 def test_the_engine_that_fits(determinism: Any, lanes: int, engine: type) -> None:
     run = Run(None, World(), determinism=determinism)
     run.prepare(nn.Linear(4, 3))
-    for _ in run.steps(run.loader(DATA, 16, lanes=lanes), steps=1, finish=False):
-        assert isinstance(run._loop.engine, engine)
-        break
+    steps = run.steps(run.loader(DATA, 16, lanes=lanes), steps=1, finish=False)
+    next(steps)
+    assert isinstance(run._loop.engine, engine)
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,9 @@ def test_links_and_pipes_are_not_followed(checkpoint: Path, name: str) -> None:
         line = refusal(checkpoint)
         found = path.lstat().st_size
         is_compared = name != "manifest.json" and found != size  # the manifest has the size of every other file
-        problem = f"has {found:,} bytes instead of {size:,}" if is_compared else "cannot be read: it is not a regular file"
+        problem = (
+            f"has {found:,} bytes instead of {size:,}" if is_compared else "cannot be read: it is not a regular file"
+        )
         assert line == f"{checkpoint}: {name} {problem}"
         path.rmdir() if path.is_dir() else path.unlink()
 

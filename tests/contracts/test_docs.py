@@ -90,7 +90,7 @@ def test_python_blocks_compile_and_commands_exist(path: Path) -> None:
     assert not [fault for fault in faults if fault[2]]
 
 
-def test_a_command_that_there_is_not_is_seen() -> None:
+def test_an_unknown_command_is_found() -> None:
     assert fault_of("lockstep train digits -n 2 optim.lr=1e-3   # a remark") is None
     assert fault_of("lockstep run -n 2 --max_restarts 1 train.py --epochs 10") is None
     assert fault_of("lockstep ckpt ls     RUN            what is there") is None
@@ -133,7 +133,7 @@ def test_complete_scripts_and_configs_run(tmp_path: Path) -> None:
     assert finished.returncode == 0, finished.stdout + finished.stderr
 
 
-def test_parts_of_configs_are_understood(tmp_path: Path) -> None:
+def test_parts_of_configs_are_valid(tmp_path: Path) -> None:
     (tmp_path / "smallest.yaml").write_text(SMALLEST)
     faults = []
     num_checked = 0
@@ -182,7 +182,7 @@ def test_every_public_name_is_in_the_reference_once() -> None:
         assert sum(entry is needed for entry in entries) == 1, needed
 
 
-def test_every_public_name_has_a_docstring_of_its_own() -> None:
+def test_every_public_name_has_its_own_docstring() -> None:
     missing = []
     for name, value in _public_names().items():
         own = vars(value).get("__doc__") if isinstance(value, type) else value.__doc__

@@ -137,7 +137,7 @@ def test_every_inner_test_ran(complaints: dict[str, list[str]]) -> None:
 
 
 @pytest.mark.parametrize("name", LEAKS)
-def test_a_leak_fails_its_test_by_name(name: str, complaints: dict[str, list[str]]) -> None:
+def test_a_leak_fails_its_test_and_is_named(name: str, complaints: dict[str, list[str]]) -> None:
     [complaint] = complaints[name]
     assert "the test left behind" in complaint
     assert [leak for leak in LEAKS[name] if leak not in complaint] == []

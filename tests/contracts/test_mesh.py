@@ -56,7 +56,7 @@ def test_a_mesh_trains_as_one_process_does(name: str, alone: dict[bool, Trained]
 
 
 @pytest.mark.parametrize(("num_ranks", "parallel"), [(2, "fsdp"), (4, {"data": 2, "shard": 2})])
-def test_models_of_many_kinds(num_ranks: int, parallel: Any) -> None:
+def test_models_of_many_kinds_train_as_on_one_process(num_ranks: int, parallel: Any) -> None:
     names = list(SMALL)
     options = {"parallel": parallel, "fsdp": {"min_parameters": 20}}
     results = ranks(num_ranks).run(train_many, names, **options)[0]
@@ -66,7 +66,7 @@ def test_models_of_many_kinds(num_ranks: int, parallel: Any) -> None:
         assert_close(ours[1], theirs[1], but="model/1." if name == "conv" else "no such name")
 
 
-def test_a_run_goes_on_under_any_other_strategy(tmp_path: Path) -> None:
+def test_a_run_resumes_under_any_other_strategy(tmp_path: Path) -> None:
     """One run, a step under each; what each begins with is, to the bit, what the one before has left."""
     order: list[tuple[int, dict[str, Any]]] = [
         (1, {}),

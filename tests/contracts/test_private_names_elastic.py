@@ -74,7 +74,7 @@ def test_no_name_of_the_elastic_agent_has_changed() -> None:
     check_elastic_names()
 
 
-def test_a_name_that_is_gone_is_one_clear_line_with_the_version() -> None:
+def test_a_missing_name_is_one_clear_line_with_the_version() -> None:
     class Renamed(SimpleElasticAgent):
         _start_workers = None  # type: ignore[assignment]
 
@@ -129,7 +129,7 @@ def test_the_flight_recorder_can_be_dumped(name: str) -> None:
 
 
 @pytest.mark.parametrize("path", [*COLLECTIVES, *WRAPPERS, BACKWARD, LOADER])
-def test_the_files_of_torch_by_which_stacks_are_read_are_there(path: str) -> None:
+def test_the_torch_files_by_which_stacks_are_recognized_exist(path: str) -> None:
     """A hang report recognizes a wait for other ranks, or for data, by the files in the rank's stack."""
     site_packages = Path(torch.__file__).parents[1]
     assert (site_packages / path).exists(), f"{TORCH} has no {path}, which hang reports look for in stacks"

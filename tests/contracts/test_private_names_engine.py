@@ -32,7 +32,7 @@ FINITE_CHECK = "_amp_foreach_non_finite_check_and_unscale_"
 
 
 @pytest.mark.parametrize("name", [*LIST_OPERATIONS, FINITE_CHECK])
-def test_list_operations_are_there(name: str) -> None:
+def test_list_operations_exist(name: str) -> None:
     assert hasattr(torch, name), f"{name}: {VERSION}"
 
 

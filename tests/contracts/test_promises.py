@@ -36,7 +36,7 @@ def test_every_promise_has_one_row() -> None:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_what_a_row_names_is_there(name: str) -> None:
+def test_what_a_row_names_exists(name: str) -> None:
     promise, place, proof = ROWS[name]
     assert promise.strip() and place.strip()
     planned = files_in(PLANNED)
@@ -47,5 +47,5 @@ def test_what_a_row_names_is_there(name: str) -> None:
     assert re.search(r"test_|not yet|measured", proof), "a row says how it is shown, or that it is not"
 
 
-def test_what_is_there_is_no_longer_planned() -> None:
+def test_nothing_that_exists_is_listed_as_planned() -> None:
     assert not {file for file in files_in(PLANNED) if (ROOT / file).exists()}

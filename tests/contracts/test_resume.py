@@ -33,7 +33,7 @@ RULES = {"average": "mean", "newest": "first", "high*": "max"}
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_every_workload_goes_on_from_every_step(name: str, tmp_path: Path) -> None:
+def test_every_workload_resumes_from_every_step(name: str, tmp_path: Path) -> None:
     """Saved on four processes, resumed on one, three and two."""
     options = {"buffers": RULES} if name == "remembering" else {}
     whole = train(World(), name, STEPS, LOADER, **options)
@@ -51,7 +51,7 @@ def assert_same(result: Trained, whole: Trained) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_everything_at_once_from_every_step(precision: str, tmp_path: Path) -> None:
+def test_a_run_with_every_option_resumes_from_every_step(precision: str, tmp_path: Path) -> None:
     whole = train_all(World(), None, None, precision=precision)
     for stop in range(1, 8):
         train_all(World(), tmp_path / str(stop), stop, precision=precision)
@@ -82,12 +82,14 @@ def interrupted(
     sizes=st.lists(SIZES, min_size=4, max_size=4),
     strategies=st.lists(st.sampled_from(["ddp", "zero"]), min_size=4, max_size=4),
 )
-def test_any_stops_on_any_numbers_of_processes(stops: list[int], sizes: list[int], strategies: list[str]) -> None:
+def test_any_stops_on_any_numbers_of_processes_change_no_bit(
+    stops: list[int], sizes: list[int], strategies: list[str]
+) -> None:
     ended, whole = interrupted(stops, iter(sizes), repeat(0), iter(strategies)), _whole()
     assert (ended.digest, ended.difficulty) == (whole.digest, whole.difficulty)
 
 
-def test_another_number_of_workers() -> None:
+def test_another_number_of_workers_changes_no_bit() -> None:
     ended, whole = interrupted([2, 5], iter([1, 2, 1]), iter([2, 0, 1])), _whole()
     assert (ended.digest, ended.difficulty) == (whole.digest, whole.difficulty)
 
@@ -99,7 +101,7 @@ def test_another_number_of_workers() -> None:
     sizes=st.lists(SIZES, min_size=4, max_size=4),
     workers=st.lists(st.integers(0, 2), min_size=4, max_size=4),
 )
-def test_any_stops_processes_and_workers(stops: list[int], sizes: list[int], workers: list[int]) -> None:
+def test_any_stops_processes_and_workers_change_no_bit(stops: list[int], sizes: list[int], workers: list[int]) -> None:
     ended, whole = interrupted(stops, iter(sizes), iter(workers)), _whole()
     assert (ended.digest, ended.difficulty) == (whole.digest, whole.difficulty)
 
@@ -147,7 +149,7 @@ def train_stream(
 
 @pytest.mark.parametrize("length", [{"epochs": 2}, {"steps": 7}], ids=["epochs", "steps"])
 @pytest.mark.parametrize("kind", STREAMS)
-def test_a_stream_goes_on_in_the_middle_of_an_epoch(kind: str, length: dict[str, int], tmp_path: Path) -> None:
+def test_a_stream_resumes_in_the_middle_of_an_epoch(kind: str, length: dict[str, int], tmp_path: Path) -> None:
     whole, seen = train_stream(World(), kind, None, None, **length)
     for stop, (before, after, workers) in zip(range(1, len(seen) + 1), cycle([(1, 1, 0), (3, 2, 0), (2, 1, 0)])):
         folder = tmp_path / str(stop)
@@ -159,7 +161,7 @@ def test_a_stream_goes_on_in_the_middle_of_an_epoch(kind: str, length: dict[str,
             assert rest == seen[stop:]
 
 
-def test_a_stream_goes_on_with_another_number_of_workers(tmp_path: Path) -> None:
+def test_a_stream_resumes_with_another_number_of_workers(tmp_path: Path) -> None:
     whole, _ = train_stream(World(), "lanes", None, None, steps=7)
     train_stream(World(), "lanes", tmp_path / "a", 3, 2, steps=7)
     assert train_stream(World(), "lanes", tmp_path / "a", None, 0, steps=7)[0] == whole
@@ -215,7 +217,7 @@ def train_with_a_trainer(
 
 
 @pytest.mark.parametrize("evaluate_every", ["1 epoch", "2 steps", "5 steps"])
-def test_a_trainer_goes_on_as_if_nothing_had_been(evaluate_every: str, tmp_path: Path) -> None:
+def test_a_trainer_resumes_as_if_never_stopped(evaluate_every: str, tmp_path: Path) -> None:
     """History, best model, evaluations between two epochs: the same, whenever it was stopped."""
     whole = train_with_a_trainer(World(), tmp_path / "whole", None, evaluate_every, epochs=3)
     assert whole.best is not None
@@ -273,7 +275,7 @@ def train_in_two_parts(
 
 
 @pytest.mark.parametrize("is_finished_between", [False, True])
-def test_a_script_with_two_loops_goes_on_in_the_right_one(tmp_path: Path, is_finished_between: bool) -> None:
+def test_a_script_with_two_loops_resumes_in_the_right_one(tmp_path: Path, is_finished_between: bool) -> None:
     whole, made = train_in_two_parts(World(), None, None, is_finished_between)
     for stop in range(1, len(made) + 1):
         folder = tmp_path / str(stop)

@@ -100,7 +100,7 @@ def train_twice(
 
 
 @pytest.mark.parametrize("between", [lower_the_rate, take_another_optimizer])
-def test_what_a_script_changes_between_two_loops_stays(between: Callable[[Script], None], tmp_path: Path) -> None:
+def test_what_a_script_changes_between_two_loops_is_kept(between: Callable[[Script], None], tmp_path: Path) -> None:
     whole, made = train_twice(None, between)
     assert train_twice(tmp_path / "whole", between) == (whole, made)
     for stop in range(1, 6):
@@ -113,7 +113,7 @@ def test_what_a_script_changes_between_two_loops_stays(between: Callable[[Script
         assert 0 not in [line["step"] for line in lines], "a loop that was skipped has nothing to save"
 
 
-def test_a_script_that_lost_a_loop_is_told(tmp_path: Path) -> None:
+def test_a_script_that_lost_a_loop_is_refused(tmp_path: Path) -> None:
     train_twice(tmp_path / "run", lower_the_rate)
     script = Script(tmp_path / "run", momentum=0.9)
     for step in script.run.steps(script.loader, steps=3, finish=False):
@@ -124,7 +124,7 @@ def test_a_script_that_lost_a_loop_is_told(tmp_path: Path) -> None:
     assert checkpoints(tmp_path / "run").steps() == [6, 3]
 
 
-def test_a_save_in_the_body_is_made_as_it_was_asked_for(tmp_path: Path) -> None:
+def test_a_save_requested_in_the_loop_has_the_requested_options(tmp_path: Path) -> None:
     script = Script(tmp_path / "run")
     for step in script.run.steps(script.loader, steps=4, save_every=2):
         script.make(step)
@@ -138,7 +138,7 @@ def test_a_save_in_the_body_is_made_as_it_was_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", ["close", "finish"])
-def test_a_save_is_made_although_the_loop_is_left(end: str, tmp_path: Path) -> None:
+def test_a_requested_save_is_made_even_if_the_loop_is_left(end: str, tmp_path: Path) -> None:
     script = Script(tmp_path / "run")
     for step in script.run.steps(script.loader, steps=4):
         script.make(step)
@@ -155,7 +155,7 @@ def test_there_is_nothing_to_save_before_the_first_loop(tmp_path: Path) -> None:
     Script(None).run.save()
 
 
-def test_after_the_end(tmp_path: Path) -> None:
+def test_after_its_end_a_run_saves_and_logs_nothing(tmp_path: Path) -> None:
     script = Script(tmp_path / "run")
     digest = script.train(2)
     script.run.save()
@@ -165,7 +165,7 @@ def test_after_the_end(tmp_path: Path) -> None:
     assert checkpoints(tmp_path / "run").steps() == [2]
 
 
-def test_stopped_where_it_is_already(tmp_path: Path) -> None:
+def test_a_stop_at_a_step_already_reached_stops_at_once(tmp_path: Path) -> None:
     Script(tmp_path / "run").train(6, stop_after=3)
     for stop in (3, 2):
         again = Script(tmp_path / "run")
@@ -198,7 +198,7 @@ def train_on_each(datasets: Sequence[Any], folder: Path | None, stop_after: int 
 
 
 @pytest.mark.parametrize("datasets", [(Numbers(40), DATA), (DATA, Numbers(40)), (Numbers(40), Numbers(56))])
-def test_each_loop_has_data_of_its_own(datasets: Sequence[Any], tmp_path: Path) -> None:
+def test_each_loop_has_its_own_data(datasets: Sequence[Any], tmp_path: Path) -> None:
     """A position in one stream means nothing in the next."""
     whole = train_on_each(datasets, None)
     for stop in (1, 2, 3):
@@ -243,7 +243,7 @@ class Unsavable:
     def load_state_dict(self, state: Any) -> None: ...
 
 
-def test_what_cannot_be_kept_is_told_before_the_first_step(tmp_path: Path) -> None:
+def test_what_cannot_be_kept_is_reported_before_the_first_step(tmp_path: Path) -> None:
     script = Script(tmp_path / "run")
     script.run.register_state("queue", Unsavable())
     with pytest.raises(UserError, match=r"register_state\('queue', …\): kept.queue\['queue'\] is a object"):
@@ -275,7 +275,7 @@ def test_other_settings_in_a_script_are_refused(now: dict[str, Any], told: str, 
     assert forced.optimizer.param_groups[0]["lr"] == now.get("lr", 0.1)
 
 
-def test_another_optimizer_begins_anew_if_it_is_forced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_optimizer_starts_afresh_if_forced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     Script(tmp_path / "run", momentum=0.9).train(4, stop_after=2)
     Script(tmp_path / "run", optimizer=torch.optim.Adam, resume="force").train(4)
     assert "optimizer was a SGD: its state is of no use to a Adam" in caplog.text
@@ -341,7 +341,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_odd_models_and_optimizers_go_on_to_the_same_bits(case: str, tmp_path: Path) -> None:
+def test_odd_models_and_optimizers_resume_with_the_same_bits(case: str, tmp_path: Path) -> None:
     whole = Script(None, **CASES[case]).train(6)
     Script(tmp_path / "run", **CASES[case]).train(6, stop_after=2)
     assert Script(tmp_path / "run", **CASES[case]).train(6) == whole
@@ -358,7 +358,7 @@ def train_digits(world: World, folder: Path, stop_after: int | None, *overrides:
 
 
 @pytest.mark.parametrize("settings", [["batch.per_device=16"], ["batch.per_device=8", "accumulate=2"]])
-def test_a_batch_said_per_device_is_that_of_the_first_start(settings: list[str], tmp_path: Path) -> None:
+def test_a_batch_given_per_device_stays_that_of_the_first_start(settings: list[str], tmp_path: Path) -> None:
     whole = ranks(2).run(train_digits, tmp_path / "whole", None, *settings)[0]
     ranks(2).run(train_digits, tmp_path / "run", 3, *settings)
     assert train_digits(World(), tmp_path / "run", None, *settings).digest == whole.digest
@@ -370,7 +370,7 @@ def test_a_batch_said_per_device_is_that_of_the_first_start(settings: list[str],
     assert RunFolder(tmp_path / "run").read_run_json()["fingerprint"]["lanes"] == 4
 
 
-def test_settings_that_change_no_bit_do_not(tmp_path: Path) -> None:
+def test_settings_that_may_change_on_resume_change_no_bit(tmp_path: Path) -> None:
     whole = train_digits(World(), tmp_path / "whole", None)
     train_digits(World(), tmp_path / "run", 3)
     free = ["log_every=1", "trace=true", "checkpoint.every=1", "checkpoint.keep=2", "bucket_mb=0.01", "timeout_s=60"]
@@ -401,7 +401,7 @@ for step in run.steps(loader, steps=9, save_every=1):
 
 
 @pytest.mark.parametrize("attempt", range(4))  # it is a race
-def test_a_script_that_fails_during_a_save_fails_by_its_own_error(attempt: int, tmp_path: Path) -> None:
+def test_a_script_that_fails_during_a_save_fails_with_its_own_error(attempt: int, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(FAILING)
     ended = run([sys.executable, "script.py", "run"], tmp_path)
     assert ended.code == 1, ended.err
@@ -437,7 +437,7 @@ def end_with_a_save_that_fails(world: World, folder: Path, num_failures: int) ->
     return CheckpointStore(folder / "checkpoints").steps()
 
 
-def test_an_end_whose_save_failed_is_saved_again_by_all_ranks(tmp_path: Path) -> None:
+def test_a_failed_final_save_is_repeated_by_all_ranks(tmp_path: Path) -> None:
     assert ranks(2).run(end_with_a_save_that_fails, tmp_path / "once", 1) == [[3], [3]]
     with pytest.raises(RanksFailed, match="step 3, the run's end, could not be saved") as failed:
         ranks(2).run(end_with_a_save_that_fails, tmp_path / "twice", 2)

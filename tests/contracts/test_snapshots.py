@@ -93,7 +93,9 @@ def test_a_killed_rank_loses_little(parallel: str, tmp_path: Path, memory: Path,
 
 
 @pytest.mark.slow
-def test_a_killed_agent_loses_little_whoever_goes_on(tmp_path: Path, memory: Path, undisturbed: str) -> None:
+def test_a_killed_agent_loses_little_even_if_resumed_without_an_agent(
+    tmp_path: Path, memory: Path, undisturbed: str
+) -> None:
     with started(RESTARTED, tmp_path, env(memory)) as agent:
         wait_for(lambda: newest(memory) > 0, 60, "there is a snapshot")
         pids = ranks(memory).values()
@@ -115,7 +117,7 @@ def test_a_run_that_is_stopped_leaves_nothing_in_memory(tmp_path: Path, memory: 
     assert not list(memory.iterdir())
 
 
-def test_a_small_memory_is_said_and_the_disk_is_used(tmp_path: Path, memory: Path, undisturbed: str) -> None:
+def test_too_little_memory_is_reported_and_the_disk_is_used(tmp_path: Path, memory: Path, undisturbed: str) -> None:
     with mounted(memory, "-t", "tmpfs", "-o", "size=560k", "none"):
         finished = run([*RESTARTED, "checkpoint.every=100"], tmp_path, env(memory))
         assert not list(memory.iterdir())
@@ -130,7 +132,7 @@ def test_a_small_memory_is_said_and_the_disk_is_used(tmp_path: Path, memory: Pat
 
 
 @pytest.mark.slow
-def test_none_is_made_where_none_is_wanted(tmp_path: Path, memory: Path, undisturbed: str) -> None:
+def test_no_snapshot_is_taken_if_they_are_switched_off(tmp_path: Path, memory: Path, undisturbed: str) -> None:
     assert digest_in(run([*RESTARTED, "checkpoint.memory=false"], tmp_path, env(memory))) == undisturbed
     told = list(read_jsonl(tmp_path / "run" / "ranks" / "0.jsonl"))
     assert told

@@ -10,7 +10,7 @@ PACKAGE_API = "metrics/public_metrics"  # what a whole package offers: its `__in
 MARKER = re.compile(rb"^(<{7}|\|{7}|>{7})( |$)", re.MULTILINE)
 
 
-def test_the_guides_tree_is_the_tree() -> None:
+def test_the_guides_tree_is_up_to_date() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     assert runpy.run_path(str(ROOT / "docs" / "tree.py"))["with_tree"](page) == page, "run: python docs/tree.py"
 

@@ -173,7 +173,7 @@ def test_a_run_that_is_too_short_to_be_stopped_is_refused(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_stopped_in_the_middle_it_takes_everything_with_it(tmp_path: Path) -> None:
+def test_a_stop_ends_all_processes_and_leaves_nothing_behind(tmp_path: Path) -> None:
     command, environment = prepared(tmp_path, "Recipe.pause_s = 0.1", "--steps", "100000")
     with started(command, tmp_path, environment) as process:
 

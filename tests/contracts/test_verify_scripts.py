@@ -118,7 +118,7 @@ def test_a_script_that_does_not_share_its_gradients(tmp_path: Path) -> None:
     assert "[!] only rank 0 prints: rank 1 printed 1 line" in found.out
 
 
-def test_a_loop_of_locksteps_without_a_folder_that_is_short(tmp_path: Path) -> None:
+def test_a_short_lockstep_loop_without_a_folder(tmp_path: Path) -> None:
     found = verify(tmp_path, OWN_LOOP, "--steps", "5", "train.py", "", "3")
     assert found.code == 0, found.out + found.err
     lines = found.out.splitlines()
@@ -130,7 +130,7 @@ def test_a_loop_of_locksteps_without_a_folder_that_is_short(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_loop_of_locksteps_with_a_folder_is_stopped_and_resumed_as_well(tmp_path: Path) -> None:
+def test_a_lockstep_loop_with_a_folder_is_also_stopped_and_resumed(tmp_path: Path) -> None:
     found = verify(tmp_path, OWN_LOOP, "--steps", "4", "--keep", "kept", "train.py", "runs/mine", "1000")
     assert found.code == 0, found.out + found.err
     lines = found.out.splitlines()

@@ -25,7 +25,7 @@ def test_any_number_of_processes_gives_the_same_bits(options: dict[str, Any], ar
             assert result == alone
 
 
-def test_each_of_them_matters() -> None:
+def test_every_option_changes_the_result() -> None:
     """Else the test above would compare the same run with itself."""
     plain: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
     cases = [plain, *CASES.values()]

@@ -56,7 +56,7 @@ def test_unequal_shares_change_no_bit() -> None:
 
 
 @pytest.mark.parametrize("parts", [("zero", "ddp", 3), ("ddp", "zero", 2), ("zero", "zero", 3), ("zero", "single", 1)])
-def test_a_run_goes_on_under_another_strategy(parts: tuple[str, str, int], tmp_path: Path) -> None:
+def test_a_run_resumes_under_another_strategy(parts: tuple[str, str, int], tmp_path: Path) -> None:
     """Saved on four processes, under one strategy, resumed under another."""
     before, after, num_ranks = parts
     loader = {"global_batch": 40, "lanes": 8}
@@ -79,7 +79,7 @@ def test_every_element_wise_optimizer_has_the_bits_of_one(kind: str, tmp_path: P
     assert_same(rest, alone._replace(losses=alone.losses[2:]))
 
 
-def test_the_norm_of_gradients_in_parts_is_that_of_the_whole() -> None:
+def test_the_norm_of_sharded_gradients_has_the_bits_of_one() -> None:
     options = {"parallel": "zero", "clip_norm": 0.1}
     assert_same(ranks(3).run(train_wide, "sgd", **options)[0], train_wide(World(), "sgd", **options))
 
@@ -118,7 +118,7 @@ def is_negative_everywhere(world: World) -> bool:
     return bool(whole.signbit().all()) and whole.shape == weight.shape
 
 
-def test_a_whole_made_of_parts_keeps_the_sign_of_zero() -> None:
+def test_a_gathered_parameter_keeps_the_sign_of_zero() -> None:
     assert ranks(3).run(is_negative_everywhere) == [True] * 3
 
 
@@ -148,7 +148,7 @@ def test_other_optimizers_are_refused_by_name_before_the_first_step(kind: Any) -
             assert f"{kind.__name__} is not known to compute every element by itself: use one of SGD, Adam" in told
 
 
-def test_parameters_that_cannot_be_cut_are_refused() -> None:
+def test_parameters_that_cannot_be_sharded_are_refused() -> None:
     assert "not contiguous (channels_last?)" in ranks(2).run(what_happens, torch.optim.Adam, torch.channels_last)[0]
 
 

@@ -157,7 +157,7 @@ def test_configs_and_options_that_cannot_work_are_refused(tmp_path: Path) -> Non
     assert "5 processes cannot share lanes=4" in finished.err
 
 
-def test_stopped_in_the_middle_it_takes_everything_with_it(tmp_path: Path) -> None:
+def test_a_stop_ends_all_processes_and_leaves_nothing_behind(tmp_path: Path) -> None:
     command, environment = prepared(tmp_path, "epochs=2", "workers=0", "--kills", "50")
     with started(command, tmp_path, environment) as process:
         begun = "lockstep-chaos-*/round-1/events.jsonl"

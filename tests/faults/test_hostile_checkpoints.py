@@ -106,13 +106,13 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_file_has_a_plain_name(checkpoint: Path, name: str) -> None:
+def test_only_plain_file_names_are_accepted(checkpoint: Path, name: str) -> None:
     forge_manifest(checkpoint, lambda m: m["files"].update({name: m["files"]["model.safetensors"]}))
     assert "expected a plain name.safetensors" in refusal(checkpoint)
 
 
 @pytest.mark.parametrize("name", ["../model", "/model", "", ".", "a/b", "a\nb", "x" * 65, "$model"])
-def test_a_part_has_a_plain_name(checkpoint: Path, name: str) -> None:
+def test_only_plain_part_names_are_accepted(checkpoint: Path, name: str) -> None:
     forge_manifest(checkpoint, lambda m: m["forms"].update({name: 1}))
     assert "has a part called" in refusal(checkpoint)
 
@@ -268,7 +268,7 @@ CLAIMS: dict[str, tuple[Forge, str]] = {
 
 
 @pytest.mark.parametrize(("forge", "problem"), CLAIMS.values(), ids=list(CLAIMS))
-def test_a_manifest_is_not_believed(checkpoint: Path, forge: Forge, problem: str) -> None:
+def test_a_manifest_is_not_trusted(checkpoint: Path, forge: Forge, problem: str) -> None:
     forge(checkpoint)
     assert problem in refusal(checkpoint)
 

@@ -330,7 +330,7 @@ def memory_limit(limit_mb: int) -> Iterator[Path]:
         group.rmdir()
 
 
-def test_out_of_memory_is_told_apart_from_a_kill(tmp_path: Path) -> None:
+def test_out_of_memory_is_distinguished_from_a_kill(tmp_path: Path) -> None:
     with memory_limit(1500) as group:
         command = train(tmp_path, 2, rank=1, step=3, act="eat")
         join = f"open({str(group / 'cgroup.procs')!r}, 'w').write('0')"

@@ -77,7 +77,7 @@ def digest(folder: Path) -> str:
     return str([event for event in read_jsonl(folder / "events.jsonl") if event["kind"] == "end"][-1]["digest"])
 
 
-def test_killed_in_the_middle_of_a_generation_it_loses_what_was_in_flight(tmp_path: Path, alone: Path) -> None:
+def test_a_kill_inside_a_generation_loses_only_evaluations_in_flight(tmp_path: Path, alone: Path) -> None:
     environment = planted(tmp_path)
     killed = tmp_path / "killed"
     command = [*LOCKSTEP, "train", "planted.yaml", "--run", str(killed)]

@@ -78,7 +78,7 @@ def ended(folder: Path, script: str, num_ranks: int, arguments: Sequence[str], *
     return run([*LOCKSTEP, "run", "-n", str(num_ranks), *options, "script.py", *arguments], folder)
 
 
-def test_a_killed_rank_goes_on_from_memory(tmp_path: Path) -> None:
+def test_a_killed_rank_resumes_from_memory(tmp_path: Path) -> None:
     whole = ended(tmp_path / "whole", LOOP, 1, ["none", "0"])
     assert whole.code == 0, whole.err
     for culprit in (0, 1):

@@ -142,7 +142,7 @@ def test_a_mesh_over_nccl_trains_as_one_process_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_a_run_goes_on_under_any_mesh_over_nccl(tmp_path: Path) -> None:
+def test_a_run_resumes_under_any_mesh_over_nccl(tmp_path: Path) -> None:
     before = None
     for number, name in enumerate(("one process", *mesh_cases.TIED), start=1):
         began_with, digest, _ = train_on_a_mesh(name, tmp_path, number)
@@ -171,7 +171,7 @@ def test_the_same_bits_on_one_process_and_on_several_that_share_a_gpu(tmp_path: 
         assert len(lines) == size * len(names)
 
 
-def test_a_run_goes_on_with_another_number_of_processes_over_nccl(tmp_path: Path) -> None:
+def test_a_run_resumes_on_another_number_of_processes_over_nccl(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(RESUMING)
 
     def digests(folder: str, size: int, stop: int = 0) -> set[str]:

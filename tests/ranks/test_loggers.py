@@ -60,7 +60,7 @@ def curve(folder: Path, name: str) -> list[tuple[int, float]]:
     return [(point.step, point.value) for point in reader.Scalars(name)]
 
 
-def test_rank_0_alone_logs_and_the_bits_do_not_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_rank_0_logs_and_logging_changes_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))

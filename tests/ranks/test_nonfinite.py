@@ -108,7 +108,7 @@ def test_a_loss_that_is_not_finite_is_named_by_step_lane_and_rank(num_ranks: int
 
 
 @pytest.mark.parametrize(("num_ranks", "parallel"), [(1, "auto"), (2, "ddp"), (4, "ddp"), (2, "zero"), (4, "zero")])
-def test_a_gradient_that_is_not_finite_is_named_too_although_every_loss_is(num_ranks: int, parallel: str) -> None:
+def test_a_nonfinite_gradient_is_named_even_if_every_loss_is_finite(num_ranks: int, parallel: str) -> None:
     for seen, text in ranks(num_ranks).run(train, "gradient", parallel=parallel):
         assert [entry[0] for entry in seen] == [1]
         rank = LANE * num_ranks // 4
@@ -119,14 +119,14 @@ def test_a_gradient_that_is_not_finite_is_named_too_although_every_loss_is(num_r
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.parametrize("clip_norm", [None, 1.0])
-def test_a_loss_that_is_infinite_although_no_gradient_is(num_ranks: int, clip_norm: float | None) -> None:
+def test_an_infinite_loss_is_named_even_if_every_gradient_is_finite(num_ranks: int, clip_norm: float | None) -> None:
     for seen, text in ranks(num_ranks).run(train, "constant", clip_norm=clip_norm):
         assert [entry[0] for entry in seen] == [1]
         assert f"step {STEP}: the loss is not finite in lane {LANE}" in text
         assert "over all lanes" not in text
 
 
-def test_in_a_loop_of_ones_own_the_parameter_is_named() -> None:
+def test_in_a_custom_loop_the_parameter_is_named() -> None:
     for _, text in ranks(2).run(train, "gradient", in_a_loop=True):
         assert re.match(rf"step {STEP}: the gradient is not finite .*the gradient of gate", text)
 
@@ -160,7 +160,7 @@ def test_an_overflow_on_one_rank_is_skipped_by_all_and_halves_the_scale() -> Non
     assert skipped[6] == seen[0][6] / 2
 
 
-def test_what_no_scale_can_help_is_not_taken_for_an_overflow() -> None:
+def test_what_no_loss_scale_can_mend_is_not_taken_for_an_overflow() -> None:
     """The scale is halved down to one first; then it is the loss that is at fault."""
     for seen, text in ranks(2).run(train_on_the_culprit_alone):
         assert len(seen) == 16
@@ -185,13 +185,13 @@ def train_on_the_culprit_alone(world: World, **options: Any) -> tuple[list[float
     return scales, ""
 
 
-def test_skipping_does_not_go_on_for_ever() -> None:
+def test_skipping_ends_after_100_updates_in_a_row() -> None:
     for scales, text in ranks(2).run(train_on_the_culprit_alone, on_nonfinite="skip"):
         assert len(scales) == 100
         assert "100 updates in a row were skipped" in text
 
 
-def test_ignoring_looks_at_nothing() -> None:
+def test_ignore_checks_nothing() -> None:
     for seen, text in ranks(2).run(train, "nan", on_nonfinite="ignore"):
         assert text == ""
         assert [entry[0] for entry in seen] == [1, 2, 3, 4]
@@ -256,6 +256,6 @@ def draw_after_a_skipped_step(world: World) -> float:
     return drawn
 
 
-def test_looking_for_the_lane_leaves_the_streams_alone() -> None:
+def test_the_search_for_the_lane_leaves_random_streams_unchanged() -> None:
     """Each rank runs its own lanes again, and what is drawn after a step is the same on all."""
     assert len({drawn for number in (1, 2, 4) for drawn in ranks(number).run(draw_after_a_skipped_step)}) == 1

@@ -45,7 +45,7 @@ def part_ways(world: World) -> str:
     return "not noticed"
 
 
-def test_ranks_that_part_ways_are_told_where() -> None:
+def test_ranks_that_diverge_are_an_error_that_says_where() -> None:
     for told in ranks(2).run(part_ways):
         assert told.startswith("after step 2 the ranks differ in model/bias")
 
@@ -121,7 +121,7 @@ def fail_alone(world: World, folder: str) -> None:
         step.accumulate(loss, model)
 
 
-def test_a_rank_that_fails_alone_is_named_and_holds_nobody_up(tmp_path: Path) -> None:
+def test_a_rank_that_fails_alone_is_named_and_delays_no_other(tmp_path: Path) -> None:
     with pytest.raises(RanksFailed) as caught:
         ranks(2).run(fail_alone, str(tmp_path / "a"))
     assert "rank 1 (first to fail)" in str(caught.value)
@@ -139,7 +139,7 @@ def speak_of_different_terms(world: World, names: list[list[str]], determinism: 
 
 @pytest.mark.parametrize("names", [[["a", "b"], ["b", "a"]], [["a", "b"], ["a"]]])
 @pytest.mark.parametrize("determinism", ["lockstep", "fast"])
-def test_different_terms_on_different_ranks_are_told(names: list[list[str]], determinism: str) -> None:
+def test_different_loss_terms_on_different_ranks_are_an_error(names: list[list[str]], determinism: str) -> None:
     with pytest.raises(RanksFailed, match="loss terms differ between ranks"):
         ranks(2, timeout_s=30).run(speak_of_different_terms, names, determinism)
 
@@ -249,7 +249,7 @@ def leave_a_layer_out(world: World) -> list[float]:
     return [value for parameter in model.parameters() for value in parameter.flatten().tolist()]
 
 
-def test_one_terms_gradients_leave_before_anothers_on_all_ranks() -> None:
+def test_all_ranks_send_the_gradients_of_loss_terms_in_one_order() -> None:
     (alone,) = ranks(1).run(leave_a_layer_out)
     assert ranks(2, timeout_s=30).run(leave_a_layer_out) == [alone] * 2
 
@@ -282,7 +282,7 @@ def train_checkpointed(world: World, use_reentrant: bool) -> list[float]:
     return weights
 
 
-def test_a_gradient_that_comes_twice_is_told_with_the_remedy() -> None:
+def test_a_gradient_that_arrives_twice_is_an_error_with_a_remedy() -> None:
     with pytest.raises(RanksFailed, match=r"received its gradient twice in one backward pass.*use_reentrant=False"):
         ranks(2, timeout_s=30).run(train_checkpointed, True)
     (alone,) = ranks(1).run(train_checkpointed, False)
@@ -302,7 +302,7 @@ def forget_the_update(world: World) -> list[float]:
     return weights
 
 
-def test_a_batch_without_an_update_is_skipped_alike_everywhere() -> None:
+def test_a_batch_without_an_update_is_skipped_on_all_ranks() -> None:
     alone = ranks(1).run(forget_the_update)[0]
     assert ranks(3).run(forget_the_update) == [alone] * 3
 
@@ -351,7 +351,7 @@ def train_finish_and_train_on(world: World, folder: str) -> None:
             step.update(optimizer)
 
 
-def test_a_finished_run_that_goes_on_is_a_new_attempt(tmp_path: Path) -> None:
+def test_continuing_a_finished_run_is_a_new_attempt(tmp_path: Path) -> None:
     ranks(2).run(train_finish_and_train_on, str(tmp_path / "a"))
     events = list(read_jsonl(tmp_path / "a" / "events.jsonl"))
     assert [(event["attempt"], event["kind"], event["step"]) for event in events] == [
@@ -401,7 +401,7 @@ def go_on_after_a_backward_pass_that_failed(world: World) -> tuple[list[str], st
     return seen, run.finish()
 
 
-def test_a_backward_pass_that_fails_everywhere_can_be_survived() -> None:
+def test_training_continues_after_a_backward_pass_that_failed_on_all_ranks() -> None:
     (alone,) = ranks(1).run(go_on_after_a_backward_pass_that_failed)
     assert alone[0][1] == "in the middle of a backward pass" and len(alone[0]) == 4
     for result in ranks(2).run(go_on_after_a_backward_pass_that_failed):
@@ -423,6 +423,6 @@ def update_after_the_loop(world: World) -> str:
     return ""
 
 
-def test_a_step_whose_loop_was_left_says_so_and_does_not_wait_for_ever() -> None:
+def test_a_step_used_after_its_loop_is_an_error_and_does_not_hang() -> None:
     for text in ranks(2).run(update_after_the_loop):
         assert "this step's training loop has ended" in text

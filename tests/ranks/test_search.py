@@ -59,7 +59,7 @@ def test_every_design_is_evaluated_exactly_once(num_ranks: int, population_size:
     assert all(costs == answers[0][2] for _, _, costs in answers)
 
 
-def test_a_slow_rank_holds_nobody() -> None:
+def test_a_slow_rank_delays_no_other() -> None:
     (_, by_rank, _), _ = ranks(2).run(evaluated, 30, 1)
     assert by_rank[1] <= 3
     assert sum(by_rank) == 30
@@ -89,7 +89,7 @@ def stopped_while_another_is_slow(world: World) -> float:
     return noted[-1] if is_asked else noted[0]
 
 
-def test_who_is_to_stop_waits_for_a_slow_design_outside_of_any_collective() -> None:
+def test_a_stopping_rank_waits_for_a_slow_design_outside_any_collective() -> None:
     """A collective has a time limit."""
     gathers, has_ended = ranks(2).run(stopped_while_another_is_slow)
     assert gathers >= has_ended

@@ -39,7 +39,7 @@ def reports(folder: Path, size: int, backend: str) -> list[dict[str, str]]:
     return [json.loads(line.removeprefix("report ")) for line in lines]
 
 
-def test_the_network_on_a_gpu_steers_alike_on_any_number_of_ranks(tmp_path: Path) -> None:
+def test_the_network_on_a_gpu_chooses_the_same_on_any_number_of_ranks(tmp_path: Path) -> None:
     (alone,) = reports(tmp_path, 1, "auto")
     for size, backend in ((2, "nccl"), (3, "nccl"), (2, "gloo")):
         found = reports(tmp_path, size, backend)

@@ -33,7 +33,7 @@ def test_it_is_the_same_on_any_number_of_ranks() -> None:
     assert len(digests) == 1
 
 
-def test_it_goes_on_from_one_number_of_ranks_to_another() -> None:
+def test_it_resumes_on_another_number_of_ranks() -> None:
     (whole, _), *_ = ranks(1).run(train, [0, 1])
     (_, state), *_ = ranks(2).run(train, [0])
     assert {found for found, _ in ranks(3).run(train, [1], state)} == {whole}

@@ -56,7 +56,7 @@ def test_a_rank_with_an_unused_parameter_fails_at_once() -> None:
 
 @pytest.mark.parametrize("compression", ["none", "bf16"])
 @pytest.mark.parametrize("branches", [["left", "left"], ["left", "right"]])
-def test_found_ones_are_left_alone_where_no_rank_uses_them(branches: list[str], compression: str) -> None:
+def test_parameters_that_no_rank_uses_are_found_and_not_updated(branches: list[str], compression: str) -> None:
     options = {"determinism": "fast", "find_unused_parameters": True, "compression": compression}
     fast = ranks(2).run(train, branches, **options)
     exact = ranks(2).run(train, branches)[0]

@@ -92,14 +92,14 @@ def test_the_users_own_images_in_a_standard_format(
     assert (tmp_path / "run" / "media" / "guesses-60.png").is_file()
 
 
-def test_images_that_are_too_small_are_told(tmp_path: Path) -> None:
+def test_images_that_are_too_small_are_refused(tmp_path: Path) -> None:
     recipe, config = load_recipe("digits", [f"data.path={write_idx(tmp_path, side=3)}"])
     recipe = made_for(config, recipe)
     with pytest.raises(UserError, match=r"data.path=.*: 3 × 3 pixels: expected 4 or more a side"):
         recipe.model(config)
 
 
-def test_all_that_a_config_can_ask_for_on_one_process_and_on_two(tmp_path: Path) -> None:
+def test_a_config_with_every_option_trains_the_same_on_one_and_two_processes(tmp_path: Path) -> None:
     (tmp_path / "all.yaml").write_text(
         """
 base: digits

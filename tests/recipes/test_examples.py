@@ -81,7 +81,7 @@ def test_two_processes_have_the_digest_of_one(name: str, launcher: str, options:
     assert float(accuracy) > 0.25, "a guess is right in 0.1"
 
 
-def test_a_search_finds_one_design_and_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_search_finds_one_design_and_resumes_where_it_was(tmp_path: Path) -> None:
     one = lines_of("tune_digits", "python", tmp_path / "one", "--population 4 --generations 2")
     begun = lines_of("tune_digits", "torchrun", tmp_path / "two", "--population 4 --generations 1")
     ended = lines_of("tune_digits", "lockstep run", tmp_path / "two", "--population 4 --generations 2")
@@ -109,7 +109,7 @@ def test_it_runs_unchanged(name: str, launcher: str, tmp_path: Path) -> None:
     assert len(re.findall(r"step 3: (?:discriminator_)?loss", text)) == 1, "one rank alone prints"
 
 
-def test_the_plain_twin_learns_and_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_the_plain_twin_learns_and_resumes_where_it_was(tmp_path: Path) -> None:
     first = lines_of("train_plain_ddp", "its elder", tmp_path, "--epochs 1 --batch-size 32")
     second = lines_of("train_plain_ddp", "python", tmp_path, "--epochs 2 --global-batch 64")
     assert [first[0], second[0]] == ["effective batch 64, processes 2", "effective batch 64, processes 1"]
@@ -118,7 +118,7 @@ def test_the_plain_twin_learns_and_goes_on_where_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(30)
-def test_the_plain_twins_come_to_an_end_where_there_is_nothing_to_train(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plain_twins_end_if_there_is_nothing_to_train(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["train_plain_ddp.py", "--batch-size=5000"])
     with pytest.raises(SystemExit, match="a batch of 5000 is larger than the 1437 images to train on"):
         runpy.run_path(str(ROOT / "examples" / "train_plain_ddp.py"), run_name="__main__")

@@ -25,7 +25,7 @@ def train(folder: Path, name: str, *arguments: str, code: int = 0) -> list[dict[
     return list(read_jsonl(folder / name / "events.jsonl"))
 
 
-def test_it_learns_on_two_processes_and_alike_where_a_stop_leaves_the_rest_to_one(tmp_path: Path) -> None:
+def test_it_learns_on_two_processes_and_the_same_if_resumed_on_one(tmp_path: Path) -> None:
     whole = train(tmp_path, "whole", "-n", "2", "workers=1")
     assert list(whole[-1]["metrics"]) == ["accuracy", "top5", "loss"]
     assert whole[-1]["metrics"]["accuracy"] > 0.7

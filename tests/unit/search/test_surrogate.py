@@ -80,7 +80,7 @@ def test_what_is_chosen_is_new_in_order_and_of_the_asked_count() -> None:
     assert torch.equal(GENOME.repair(chosen), chosen)
 
 
-def test_a_genome_without_so_many_new_designs_repeats_some() -> None:
+def test_a_genome_with_too_few_new_designs_repeats_some() -> None:
     genome = Genome([ChoiceGene("a", tuple(range(5))), ChoiceGene("b", (0, 1, 2))])
     archive = DesignArchive(genome, 1)
     designs = torch.cartesian_prod(torch.arange(5.0), torch.arange(3.0)).double()[:12]
@@ -138,7 +138,7 @@ def test_training_again_from_the_same_gives_the_same_bits() -> None:
     assert not torch.equal(choose(one, archive), choose(third, archive))
 
 
-def test_it_goes_on_from_its_state_as_if_nothing_had_been() -> None:
+def test_it_continues_from_its_state_with_the_same_bits() -> None:
     archive = filled(60, 60)
     whole, began = make_surrogate(), make_surrogate()
     for each in (whole, began):
@@ -151,13 +151,13 @@ def test_it_goes_on_from_its_state_as_if_nothing_had_been() -> None:
         assert are_equal(bits(whole), bits(resumed))
 
 
-def test_an_untrained_state_too() -> None:
+def test_it_continues_from_an_untrained_state() -> None:
     began, resumed = make_surrogate(), make_surrogate(seed=9)
     resumed.load_state_dict(began.state_dict())
     assert resumed.num_candidates(COUNT, 1) == COUNT
 
 
-def test_it_trains_every_so_many_generations() -> None:
+def test_it_trains_every_n_generations() -> None:
     archive = filled(60)
     made = make_surrogate(train_every=3)
     assert [bool(made.train(archive, generation)) for generation in range(5)] == [True, False, False, True, False]
@@ -182,14 +182,14 @@ def test_a_stage_decides_how_much_is_guided_and_what_is_learned() -> None:
 
 
 @pytest.mark.parametrize("archive", [filled(5), filled(30, failed=range(30)), filled(30, failed=range(25))])
-def test_with_next_to_nothing_to_learn_from_the_strategy_goes_on_alone(archive: DesignArchive) -> None:
+def test_with_too_little_to_learn_from_the_strategy_is_used_alone(archive: DesignArchive) -> None:
     made = make_surrogate()
     assert made.train(archive, 0) == {}
     assert made.num_candidates(COUNT, 1) == COUNT
     assert torch.equal(choose(made, archive), GENOME.sample(COUNT, stream(1, "candidates")))
 
 
-def test_where_all_survivors_failed_there_is_nothing_to_move_from() -> None:
+def test_if_all_survivors_failed_the_strategy_is_used_alone() -> None:
     made, archive = make_surrogate(), filled(60, failed=range(10))
     made.train(archive, 0)
     candidates = GENOME.sample(made.num_candidates(COUNT, 1), stream(1, "candidates"))

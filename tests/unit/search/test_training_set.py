@@ -29,7 +29,7 @@ def network() -> SurrogateNetwork:
     return SurrogateNetwork(3, 3, 1, members=2, width=8, depth=1, generator=stream(0, "weights"))
 
 
-def test_ranks_become_normal_deviates_and_equals_share_theirs() -> None:
+def test_ranks_become_normal_deviates_and_ties_share_theirs() -> None:
     costs = torch.tensor([[5.0, 1.0], [1e9, 1.0], [-3.0, 1.0], [5.0, 1.0]], dtype=torch.float64)
     first, second = normal_ranks(costs).unbind(1)
     assert first[0] == first[3] == 0.0 and first[1] > 0 > first[2]

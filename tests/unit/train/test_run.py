@@ -54,7 +54,7 @@ def test_a_folder_with_events_settings_and_the_digest(tmp_path: Path, capsys: py
     assert [line["step"] for line in read_jsonl(tmp_path / "a" / "digests.jsonl")] == [1, 2, 3, 4]
 
 
-def test_the_same_seed_the_same_bits_another_seed_others(tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_bits_and_another_seed_others(tmp_path: Path) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         train(Run(tmp_path / name, World(), seed=seed, trace=True, sinks=[]))
     assert lockstep.first_difference(tmp_path / "a" / "digests.jsonl", tmp_path / "b" / "digests.jsonl") is None
@@ -87,7 +87,7 @@ def test_other_settings_in_the_same_folder_are_refused(tmp_path: Path) -> None:
     train(Run(tmp_path / "a", World(), seed=1, sinks=[]))
 
 
-def test_the_loop_can_be_left_early_and_taken_up_again(tmp_path: Path) -> None:
+def test_the_loop_can_be_left_early_and_continued(tmp_path: Path) -> None:
     run = Run(tmp_path / "a", World(), sinks=[])
     model = run.prepare(nn.Linear(4, 3))
     optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
@@ -106,7 +106,7 @@ def test_the_loop_can_be_left_early_and_taken_up_again(tmp_path: Path) -> None:
     assert [(event["kind"], event["step"]) for event in last] == [("step", 6), ("checkpoint", 6), ("end", 6)]
 
 
-def test_no_steps_are_none() -> None:
+def test_zero_steps_yield_nothing() -> None:
     run = Run(None, World())
     run.prepare(nn.Linear(4, 3))
     assert list(run.steps(run.loader(DATA, 16), steps=0)) == []
@@ -166,7 +166,7 @@ def test_evaluation_leaves_modes_and_streams_as_they_were() -> None:
     assert [module.training for module in model.modules()] == [True, True, False]
 
 
-def test_a_sampler_of_ones_own_is_used_as_it_is() -> None:
+def test_a_custom_sampler_is_used_unchanged() -> None:
     run = Run(None, World())
     own = DataLoader(DATA, batch_sampler=BatchSampler(SequentialSampler(DATA), 8, drop_last=True))
     assert not run.loader(own).exact
@@ -181,7 +181,7 @@ def test_a_sampler_of_ones_own_is_used_as_it_is() -> None:
     ("determinism", "lanes", "engine"),
     [("lockstep", 1, OneLaneEngine), ("lockstep", 2, TreeEngine), ("fast", 2, FastEngine)],
 )
-def test_the_engine_that_fits(determinism: Any, lanes: int, engine: type) -> None:
+def test_the_engine_follows_mode_and_lanes(determinism: Any, lanes: int, engine: type) -> None:
     run = Run(None, World(), determinism=determinism)
     run.prepare(nn.Linear(4, 3))
     steps = run.steps(run.loader(DATA, 16, lanes=lanes), steps=1, finish=False)
@@ -289,13 +289,13 @@ class Once(IterableDataset[Tensor]):
 
 
 @pytest.mark.parametrize("tail", ["drop", "short"])
-def test_an_epoch_of_a_stream_asks_for_nothing_of_the_next(tail: str) -> None:
+def test_an_epoch_of_a_stream_reads_nothing_of_the_next(tail: str) -> None:
     run = Run(None, World(), sinks=[])
     train(run, data=Once(40), tail=tail)
     assert run.step == (2 if tail == "drop" else 3)
 
 
-def test_an_incident_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_incident_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     for sinks in ([], [Kept()]):
         caplog.clear()
         run = Run(None, World(), sinks=sinks, on_nonfinite="skip")
@@ -308,7 +308,7 @@ def test_an_incident_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
         run.close(abandon=True)
 
 
-def test_a_fast_step_without_a_loss_is_told() -> None:
+def test_a_fast_step_without_a_loss_is_an_error() -> None:
     run = Run(None, World(), determinism="fast")
     run.prepare(nn.Linear(4, 3))
     step = next(iter(run.steps(run.loader(DATA, 16), steps=1, finish=False)))

@@ -92,7 +92,7 @@ def test_fast_mode_leaves_losses_the_size_that_the_fp16_scale_gives_them() -> No
     assert len(arrived) == 4 and len(set(arrived)) == 1
 
 
-def test_a_loop_of_ones_own_is_the_same_as_the_function() -> None:
+def test_a_loop_over_the_lanes_equals_accumulate() -> None:
     one, other = Setting(), Setting()
     step = one.first_step()
     step.accumulate(squared, one.model)
@@ -209,7 +209,7 @@ def test_gradients_of_other_models_are_left_alone(determinism: Any, lanes: int) 
     assert second.weight.grad is not None
 
 
-def test_misuse_is_told() -> None:
+def test_misuse_is_an_error() -> None:
     setting = Setting()
     step = setting.first_step()
     with pytest.raises(UserError, match="belongs inside"):
@@ -243,7 +243,7 @@ def test_gradients_are_not_lost_by_a_second_pass() -> None:
         step.accumulate(squared, setting.model)
 
 
-def test_leaving_lanes_out_is_noticed() -> None:
+def test_skipping_lanes_is_an_error() -> None:
     setting = Setting()
     step = setting.first_step()
     for batch in step.lanes:
@@ -261,7 +261,7 @@ def test_terms_keep_their_names() -> None:
         step.accumulate(lambda model, batch: {next(names): squared(model, batch)}, setting.model)
 
 
-def test_a_step_without_any_loss_is_told() -> None:
+def test_a_step_without_any_loss_is_an_error() -> None:
     setting = Setting()
     step = setting.first_step()
     for _ in step.lanes:
@@ -303,13 +303,13 @@ def test_a_count_may_be_any_number(count: Any, lanes: int) -> None:
     assert step.loss == pytest.approx(F.mse_loss(setting.model(INPUTS), TARGETS).item())
 
 
-def test_what_is_not_a_count_is_told() -> None:
+def test_a_wrong_count_is_an_error() -> None:
     setting = Setting()
     with pytest.raises(UserError, match="a number or a tensor of one element, not 'many'"):
         setting.first_step().accumulate(lambda model, batch: (squared(model, batch)[0], "many"), setting.model)  # type: ignore[arg-type, return-value]
 
 
-def test_a_plain_backward_in_a_lane_is_told() -> None:
+def test_a_plain_backward_in_a_lane_is_an_error() -> None:
     setting = Setting()
     step = setting.first_step()
     with pytest.raises(UserError, match="a lane called"):
@@ -330,7 +330,7 @@ def test_a_parameter_that_changes_in_a_lane_is_named() -> None:
         step.accumulate(lambda model, batch: (model(batch[0]).sum(), 1), model)
 
 
-def test_gradients_are_nobodys_between_lanes_and_update() -> None:
+def test_gradients_are_hidden_between_lanes_and_update() -> None:
     setting = Setting()
     step = setting.first_step()
     step.accumulate(squared, setting.model)
@@ -372,7 +372,7 @@ def test_a_parameter_of_two_optimizers_is_clipped_once() -> None:
     assert torch.cat(gradients).norm() == pytest.approx(0.01, rel=1e-4)
 
 
-def test_passes_of_one_step_draw_differently() -> None:
+def test_passes_of_one_step_draw_different_numbers() -> None:
     setting = Setting()
     step = setting.first_step()
     drawn = []

@@ -48,7 +48,7 @@ def make_step(
     return watch.end(number, engine)
 
 
-def test_a_timed_step_says_how_long_each_phase_took_and_others_say_nothing(clock: Clock) -> None:
+def test_only_a_timed_step_reports_how_long_each_phase_took(clock: Clock) -> None:
     watch = StepTimer(torch.device("cpu"), every=2)
     assert make_step(watch, clock, 1, None) is None
     times = make_step(watch, clock, 2, None)

@@ -138,7 +138,7 @@ def test_ends_that_differ_although_no_step_does() -> None:
     assert fewer == (6, "end", "8 steps and 6", 1)
 
 
-def test_what_was_never_promised_is_refused() -> None:
+def test_configs_that_promise_no_bits_are_refused() -> None:
     check_trial_config(Config(epochs=1, batch=BatchConfig(global_batch=8)))
     with pytest.raises(UserError, match="determinism=fast promises no bits"):
         check_trial_config(Config(epochs=1, batch=BatchConfig(global_batch=8), determinism="fast"))

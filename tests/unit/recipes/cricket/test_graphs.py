@@ -67,7 +67,7 @@ def test_predictions_do_not_change_by_one_bit_when_the_future_does(place: int) -
     assert differs[place + 1 :].all()
 
 
-def test_an_earlier_result_is_heard_through_the_edges_alone() -> None:
+def test_earlier_outcomes_arrive_only_along_the_edges() -> None:
     record = LEAGUE.test[0]
     net = network()
     results = record.results.clone()
@@ -79,7 +79,7 @@ def test_an_earlier_result_is_heard_through_the_edges_alone() -> None:
     assert differs == list(range(21, 21 + 2 * MEMORY))  # two blocks pass it on twice
 
 
-def test_innings_in_one_batch_do_not_hear_of_each_other() -> None:
+def test_innings_in_one_batch_do_not_affect_each_other() -> None:
     net = network()
     graphs = [innings_graph(record, MEMORY) for record in LEAGUE.test[:3]]
     apart = torch.cat([net(collate_graphs([each])) for each in graphs])
@@ -136,7 +136,7 @@ def test_losses_are_sums_over_balls_whatever_the_innings_lengths() -> None:
     torch.testing.assert_close(metrics["log_loss"][0].float(), total)  # type: ignore[index]
 
 
-def test_members_learn_apart_and_are_averaged() -> None:
+def test_ensemble_members_learn_separately_and_are_averaged() -> None:
     recipe = Cricket(config("data.matches=8", "model.members=2"))
     one, two = network(), network()
     with torch.no_grad():
@@ -177,6 +177,6 @@ def test_every_innings_is_one_graph() -> None:
     assert [len(graphs[number]["ball"].y) for number in range(12)] == [len(each.outcomes) for each in LEAGUE.train]
 
 
-def test_heads_that_do_not_share_the_width_are_told() -> None:
+def test_a_width_that_the_heads_do_not_divide_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"model.heads: 5 heads cannot share width=64 evenly"):
         load_recipe("cricket", ["model.heads=5"])

@@ -22,7 +22,7 @@ def test_scores_for_images_of_any_size_and_every_parameter_learns(channels: int,
     assert still == []
 
 
-def test_an_image_is_judged_alone() -> None:
+def test_the_scores_of_an_image_do_not_depend_on_the_batch() -> None:
     model = Classifier(1, 8, 5, 4, 1)
     assert list(model.buffers()) == []
     images = torch.rand(4, 1, 8, 8)

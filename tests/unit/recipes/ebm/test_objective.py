@@ -72,7 +72,7 @@ def test_r1_is_half_the_squared_slope_and_reaches_the_parameters() -> None:
 
 
 @pytest.mark.parametrize("parallel", ["fsdp", "{shard: 2}"])
-def test_r1_is_refused_where_the_model_is_cut_up(parallel: str) -> None:
+def test_r1_is_refused_if_the_model_is_sharded(parallel: str) -> None:
     ebm, config = load_recipe("ebm", [f"parallel={parallel}", "determinism=fast"])
     with pytest.raises(
         UserError, match=r"weights.r1=0.1 needs second derivatives.*: set weights.r1=0, or parallel=zero"
@@ -116,7 +116,7 @@ class Log:
         self.run = SimpleNamespace(log=lambda **values: self.said.append(values))
 
 
-def test_the_curriculum_grows_where_the_goal_is_met_up_to_its_end_and_goes_on_from_what_was_saved() -> None:
+def test_the_curriculum_grows_when_the_goal_is_met_up_to_its_end_and_resumes() -> None:
     trainer: Any = Log()
     curriculum = Curriculum(first=2, last=4, goal=0.9)
     seen = []
@@ -131,7 +131,7 @@ def test_the_curriculum_grows_where_the_goal_is_met_up_to_its_end_and_goes_on_fr
     assert resumed.steps == 4
 
 
-def test_a_curriculum_that_ends_before_it_begins_is_told() -> None:
+def test_a_curriculum_that_ends_before_it_begins_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"curriculum.last: expected first=5 or more"):
         load_recipe("ebm", ["curriculum.first=5", "curriculum.last=4"])
 
@@ -144,7 +144,7 @@ class Brightness(nn.Module):
         return torch.cat([~is_second, is_second], 1) * 4.0 - 20 * images.mean((1, 2, 3))[:, None]
 
 
-def test_what_is_judged() -> None:
+def test_the_metrics_of_a_classifier_of_bright_and_dark_images() -> None:
     images = torch.zeros(6, 1, 8, 8)
     images[3:, 0, 0, 0] = 0.5
     labels = torch.tensor([0, 0, 0, 1, 1, 0])

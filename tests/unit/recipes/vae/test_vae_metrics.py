@@ -50,7 +50,7 @@ def test_likeness_takes_as_many_drawn_images_as_there_are_test_images() -> None:
     assert few == many
 
 
-def test_beta_rises_with_the_step_and_with_nothing_else() -> None:
+def test_beta_rises_with_the_step_alone() -> None:
     warmup = BetaWarmup(beta=2.0, steps=3)
     assert [warmup.after(step) for step in range(5)] == [0.5, 1.0, 1.5, 2.0, 2.0]
     assert warmup.beta == 2.0, "outside of a training, where it ends"
@@ -62,7 +62,7 @@ def test_beta_rises_with_the_step_and_with_nothing_else() -> None:
     assert warmup.state_dict() == {}
 
 
-def test_without_a_rise_beta_is_what_it_is() -> None:
+def test_without_a_warm_up_beta_is_constant() -> None:
     warmup = BetaWarmup(beta=0.7, steps=0)
     warmup.on_start(cast(Any, SimpleNamespace(step=0)))
     assert warmup.beta == 0.7

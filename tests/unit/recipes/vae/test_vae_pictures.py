@@ -26,7 +26,7 @@ def tiles(picture: torch.Tensor, rows: int) -> torch.Tensor:
 
 
 @torch.no_grad()
-def test_each_original_stands_over_its_reconstruction() -> None:
+def test_each_original_is_above_its_reconstruction() -> None:
     model = small_model()
     images = torch.randint(0, 256, (40, 1, 8, 8), dtype=torch.uint8)
     shown = tiles(vae_pictures.reconstructions(model, images), rows=6)
@@ -36,7 +36,7 @@ def test_each_original_stands_over_its_reconstruction() -> None:
 
 
 @torch.no_grad()
-def test_a_walk_leads_from_one_image_to_another() -> None:
+def test_an_interpolation_leads_from_one_image_to_another() -> None:
     model = small_model()
     images = torch.rand(20, 1, 8, 8)
     shown = tiles(vae_pictures.walks(model, images), rows=6)

@@ -297,7 +297,7 @@ def test_every_setting_of_the_config_arrives() -> None:
     assert build_schedule(ScheduleConfig()) == Schedule.constant()
 
 
-def test_a_loop_of_ones_own_needs_no_pydantic() -> None:
+def test_a_custom_loop_needs_no_pydantic() -> None:
     code = """
 import sys
 sys.modules["pydantic"] = sys.modules["yaml"] = None   # as if they were not installed

@@ -61,7 +61,7 @@ def test_rules_that_take_all_leave_no_empty_group() -> None:
     torch.optim.SGD(groups)
 
 
-def test_a_tied_parameter_comes_once_and_answers_to_any_of_its_names() -> None:
+def test_a_tied_parameter_occurs_once_and_matches_by_any_of_its_names() -> None:
     model = Net()
     groups = parameter_groups(model, [{"match": "head.*", "lr_factor": 0.1}], lr=1.0)
     assert named(model, groups)[0] == ["embed.weight", "head.bias"]

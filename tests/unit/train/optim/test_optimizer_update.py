@@ -80,7 +80,7 @@ def test_skips_that_do_not_come_in_a_row_may_be_many() -> None:
     run.close()
 
 
-def test_an_average_does_not_follow_an_update_of_another_model_whose_pass_was_over_all() -> None:
+def test_an_average_ignores_the_update_of_another_model_after_a_pass_over_both() -> None:
     run = Run(None, World())
     first, second = run.prepare(nn.Linear(2, 1)), run.prepare(nn.Linear(2, 1))
     optimizers = [run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1)) for model in (first, second)]
@@ -176,7 +176,7 @@ def test_clipping_where_no_parameter_was_used(lanes: int) -> None:
     run.close()
 
 
-def test_a_lane_that_was_left_takes_no_more_backward_passes() -> None:
+def test_a_backward_pass_after_its_lane_was_left_is_refused() -> None:
     run = Run(None, World())
     model = run.prepare(nn.Linear(2, 1))
     step = next(iter(run.steps(run.loader(TensorDataset(torch.ones(8, 2)), 8), steps=1, finish=False)))
@@ -188,7 +188,7 @@ def test_a_lane_that_was_left_takes_no_more_backward_passes() -> None:
     run.close(abandon=True)
 
 
-def test_rates_that_are_tensors_are_told_as_numbers_and_read_once(tmp_path: Path) -> None:
+def test_rates_that_are_tensors_are_logged_as_numbers_and_read_once(tmp_path: Path) -> None:
     run = Run(tmp_path / "a", World(), sinks=[])
     model = run.prepare(nn.Linear(2, 1))
     rate = torch.tensor(0.5)

@@ -152,7 +152,7 @@ def test_a_death_in_any_step_loses_nothing_that_was_kept(
     assert [line["step"] for line in read_ledger(folder / "ledger.jsonl")] == [4, 8, 11]
 
 
-def test_only_the_newest_stays_and_it_knows_its_past(tmp_path: Path, memory: Path) -> None:
+def test_only_the_newest_is_kept_with_its_history(tmp_path: Path, memory: Path) -> None:
     folder = tmp_path / "run"
     die(folder, 9, checkpoints=CheckpointPolicy(5))
     store = CheckpointStore(own(memory))
@@ -183,14 +183,14 @@ def test_a_snapshot_is_not_a_save(tmp_path: Path, memory: Path, digest: dict[str
     assert not audit_samples(folder).faults
 
 
-def test_none_is_taken_of_what_the_disk_has(tmp_path: Path, memory: Path) -> None:
+def test_no_snapshot_is_taken_of_a_step_that_is_on_disk(tmp_path: Path, memory: Path) -> None:
     die(tmp_path / "run", 8, checkpoints=CheckpointPolicy(5))
     assert CheckpointStore(own(memory)).steps() == [4], (
         "a request may come two steps late, and then the disk has just been told"
     )
 
 
-def test_what_it_cost_is_counted_and_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cost_is_counted_and_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[float] = []
     monkeypatch.setattr(memory_snapshots.Cadence, "count", lambda _self, cost_s, _began_at: counted.append(cost_s))
     die(tmp_path / "run", 8)
@@ -203,7 +203,7 @@ def test_what_it_cost_is_counted_and_written_down(tmp_path: Path, monkeypatch: p
         assert event["num_bytes"] > 2 * 15 * 4, "weights and momentum"
 
 
-def test_a_later_loop_of_the_same_script_is_gone_on_with(tmp_path: Path, memory: Path) -> None:
+def test_a_later_loop_of_the_same_script_is_resumed(tmp_path: Path, memory: Path) -> None:
     def script(folder: Path, die_in: int | None = None) -> str:
         run = Run(folder, World(), seed=1, sinks=[])
         model = run.prepare(nn.Linear(4, 3))
@@ -230,7 +230,7 @@ def test_a_later_loop_of_the_same_script_is_gone_on_with(tmp_path: Path, memory:
     assert not audit_samples(tmp_path / "run").faults
 
 
-def test_what_was_consumed_is_told_as_it_was_then() -> None:
+def test_consumed_samples_are_returned_as_they_were_at_the_time() -> None:
     consumption = ConsumedSamples()
     loader = LaneLoader(INDEXED, 16, World(), lanes=4)
     batches = loader.batches(0)
@@ -245,7 +245,7 @@ def test_what_was_consumed_is_told_as_it_was_then() -> None:
     assert [span["batches"] for span in again.begin_commit()] == [[0, 1], [1, 2]]
 
 
-def test_any_run_clears_away_what_another_has_left(
+def test_any_run_removes_the_snapshots_of_a_deleted_run(
     tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     die(tmp_path / "run", 8)
@@ -274,7 +274,7 @@ def test_a_process_without_an_agent_uses_it_and_makes_none(
 
 
 @pytest.mark.parametrize("why", ["no agent restarts", "not wanted", "no memory"])
-def test_none_is_made_where_there_is_no_use(
+def test_no_snapshot_is_taken_where_none_helps(
     tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     if why == "no agent restarts":
@@ -299,7 +299,7 @@ def test_a_damaged_one_is_named_and_the_disk_is_used(tmp_path: Path, memory: Pat
     assert not audit_samples(folder).faults
 
 
-def test_one_that_does_not_go_on_from_the_newest_checkpoint_is_not_used(
+def test_a_snapshot_that_does_not_continue_the_newest_checkpoint_is_not_used(
     tmp_path: Path, memory: Path, digest: dict[str, str]
 ) -> None:
     folder = tmp_path / "run"
@@ -341,7 +341,7 @@ def test_a_snapshot_outlives_the_damage_of_the_checkpoint_it_grew_from(
     assert not audit_samples(folder).faults
 
 
-def test_a_failed_save_to_the_disk_forgets_nothing(tmp_path: Path, memory: Path, digest: dict[str, str]) -> None:
+def test_a_failed_save_to_disk_loses_no_snapshot(tmp_path: Path, memory: Path, digest: dict[str, str]) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     die(folder, 1)
@@ -356,7 +356,7 @@ def test_a_failed_save_to_the_disk_forgets_nothing(tmp_path: Path, memory: Path,
 
 
 @pytest.mark.parametrize("what", ["a link", "open to others", "a file"])
-def test_a_place_that_is_not_ours_alone_is_refused(
+def test_a_folder_that_others_can_write_is_refused(
     tmp_path: Path, memory: Path, digest: dict[str, str], what: str
 ) -> None:
     folder = tmp_path / "run"
@@ -379,7 +379,7 @@ def test_a_place_that_is_not_ours_alone_is_refused(
     assert not list(place.iterdir()) if place.is_dir() else place.exists()
 
 
-def test_too_little_room_is_said_with_the_sizes(tmp_path: Path, memory: Path, digest: dict[str, str]) -> None:
+def test_too_little_memory_is_reported_with_the_sizes(tmp_path: Path, memory: Path, digest: dict[str, str]) -> None:
     folder = tmp_path / "run"
     with mounted(memory, "-t", "tmpfs", "-o", "size=1m", "none"):
         fill(memory, left_bytes=100_000)  # enough, but not for others besides
@@ -412,7 +412,7 @@ def test_a_full_memory_costs_no_more_than_the_snapshots(
     assert not audit_samples(folder).faults
 
 
-def test_all_together_cost_at_most_their_part_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshots_cost_at_most_their_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     now, spent = 1000.0, 0.0
     monkeypatch.setattr("time.perf_counter", lambda: now)

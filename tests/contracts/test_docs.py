@@ -48,9 +48,9 @@ for script in sys.argv[1:]:
     os.chdir(folder)
     sys.path.insert(0, folder)
     sys.argv = [script]
-    told = io.StringIO()
+    output = io.StringIO()
     try:
-        with contextlib.redirect_stdout(told):
+        with contextlib.redirect_stdout(output):
             runpy.run_path(script, run_name="__main__")
     except SystemExit as end:
         failed += bool(end.code)

@@ -258,17 +258,17 @@ def test_what_cannot_be_kept_is_reported_before_the_first_step(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("now", "told"),
+    ("now", "message"),
     [
         ({"lr": 0.5}, "optimizer.lr: 0.1 → 0.5"),
         ({"weight_decay": 0.1}, "optimizer.weight_decay: 0 → 0.1"),
         ({"loader": {"shuffle": False}}, "shuffle: True → False"),
     ],
 )
-def test_other_settings_in_a_script_are_refused(now: dict[str, Any], told: str, tmp_path: Path) -> None:
+def test_other_settings_in_a_script_are_refused(now: dict[str, Any], message: str, tmp_path: Path) -> None:
     """Those of an optimizer come back from the checkpoint: without a word, the new ones would do nothing."""
     Script(tmp_path / "run").train(4, stop_after=2)
-    with pytest.raises(UserError, match=r'resume="force"\)\n  ' + told + "$"):
+    with pytest.raises(UserError, match=r'resume="force"\)\n  ' + message + "$"):
         Script(tmp_path / "run", **now).train(4)
     forced = Script(tmp_path / "run", resume="force", **now)
     forced.train(4)

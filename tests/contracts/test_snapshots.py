@@ -134,6 +134,6 @@ def test_too_little_memory_is_reported_and_the_disk_is_used(tmp_path: Path, memo
 @pytest.mark.slow
 def test_no_snapshot_is_taken_if_they_are_switched_off(tmp_path: Path, memory: Path, undisturbed: str) -> None:
     assert digest_in(run([*RESTARTED, "checkpoint.memory=false"], tmp_path, env(memory))) == undisturbed
-    told = list(read_jsonl(tmp_path / "run" / "ranks" / "0.jsonl"))
-    assert told
-    assert not any(event.get("in_memory") for event in told)
+    events = list(read_jsonl(tmp_path / "run" / "ranks" / "0.jsonl"))
+    assert events
+    assert not any(event.get("in_memory") for event in events)

@@ -178,8 +178,8 @@ def test_a_pod_sets_itself_up_and_becomes_the_agent(tmp_path: Path, here: Path) 
     )
     container = yaml.safe_load(manifest)["spec"]["template"]["spec"]["containers"][0]
     lockstep = tmp_path / "lockstep"
-    told = "os.getpid() == int(os.environ['X']), os.environ['Y'], sys.argv[4:]"
-    lockstep.write_text(f"#!{sys.executable}\nimport os, sys\nprint({told})\n")
+    expressions = "os.getpid() == int(os.environ['X']), os.environ['Y'], sys.argv[4:]"
+    lockstep.write_text(f"#!{sys.executable}\nimport os, sys\nprint({expressions})\n")
     lockstep.chmod(0o755)
     path = f"{tmp_path}:{clean_environment()['PATH']}"
     finished = run(as_kubernetes_starts_it(container, 0), here, {"PATH": path})

@@ -13,7 +13,7 @@ from lockstep.train.run import Run
 from lockstep.train.trainer import Trainer
 from lockstep.world.world import World
 from tests.contracts.whole_step_cases import CASES, data, loss, train
-from tests.sinks import Kept
+from tests.sinks import RecordingSink
 
 
 @pytest.mark.parametrize(("options", "around"), CASES.values(), ids=CASES.keys())
@@ -66,13 +66,13 @@ def make_optimizer(kind: str, model: nn.Module) -> torch.optim.Optimizer:
 def test_the_trainer_does_what_a_loop_written_by_hand_does(kind: str) -> None:
     """With accumulation over 4 lanes, warm-up and cosine, and clipping that clips."""
     steps, clip_norm = 24, 0.3
-    told = Kept()
-    run = Run(None, World(), clip_norm=clip_norm, sinks=[told], log_every=1)
+    sink = RecordingSink()
+    run = Run(None, World(), clip_norm=clip_norm, sinks=[sink], log_every=1)
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(12, 40), nn.GELU(), nn.Linear(40, 5))
     trainer = Trainer(model, make_optimizer(kind, model), loss, schedule=Schedule.cosine(warmup=4), run=run)
     trainer.train(run.loader(data(), 24, lanes=4, shuffle=False), steps=steps)
     run.finish()
-    losses = [event["loss"] for event in told.of("step")]
+    losses = [event["loss"] for event in sink.of("step")]
     assert losses == pytest.approx(by_hand(kind, 24, steps, clip_norm), rel=1e-4)
     assert losses[-1] < 0.95 * losses[0]

@@ -144,8 +144,8 @@ class OwnAdam(torch.optim.Adam):
 @pytest.mark.parametrize("kind", [torch.optim.Adafactor, OwnAdam])
 def test_other_optimizers_are_refused_by_name_before_the_first_step(kind: Any) -> None:
     for num_ranks in (1, 2):
-        for told in ranks(num_ranks).run(what_happens, kind):
-            assert f"{kind.__name__} is not known to compute every element by itself: use one of SGD, Adam" in told
+        for message in ranks(num_ranks).run(what_happens, kind):
+            assert f"{kind.__name__} is not known to compute every element by itself: use one of SGD, Adam" in message
 
 
 def test_parameters_that_cannot_be_sharded_are_refused() -> None:
@@ -201,8 +201,8 @@ def train_in_turns(world: World, parallel: str) -> tuple[str, list[str]]:
     second = run.optimizer(other, lambda p: torch.optim.SGD(p, lr=0.01))
     unknown = torch.optim.SGD(one.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.StepLR(first, 1, 0.5)
-    told: list[str] = []
-    first.register_step_post_hook(lambda *_: told.append("stepped"))
+    messages: list[str] = []
+    first.register_step_post_hook(lambda *_: messages.append("stepped"))
 
     def both(models: Sequence[nn.Module], batch: Sequence[Tensor]) -> tuple[Tensor, int]:
         return models[1](models[0](batch[0])).square().sum(), len(batch[0])
@@ -221,23 +221,23 @@ def train_in_turns(world: World, parallel: str) -> tuple[str, list[str]]:
             step.accumulate(rows, one)
             with pytest.raises(UserError) as caught:
                 step.update(second)
-            told.append(str(caught.value))
+            messages.append(str(caught.value))
             if parallel == "zero":
                 with pytest.raises(UserError) as caught:
                     step.update(unknown)
-                told.append(str(caught.value))
-    return run.finish(), told
+                messages.append(str(caught.value))
+    return run.finish(), messages
 
 
 def test_models_may_take_turns() -> None:
-    digest, told = train_in_turns(World(), "single")
-    assert told.count("stepped") == 4
-    assert "without gradients: its parameters are in none of the models" in told[3]
-    for found, told_there in ranks(2).run(train_in_turns, "zero"):
+    digest, messages = train_in_turns(World(), "single")
+    assert messages.count("stepped") == 4
+    assert "without gradients: its parameters are in none of the models" in messages[3]
+    for found, messages_there in ranks(2).run(train_in_turns, "zero"):
         assert found == digest
-        assert told_there.count("stepped") == 4
-        assert "without gradients: its parameters are in none of the models" in told_there[3]
-        assert "make them with run.optimizer(…)" in told_there[4]
+        assert messages_there.count("stepped") == 4
+        assert "without gradients: its parameters are in none of the models" in messages_there[3]
+        assert "make them with run.optimizer(…)" in messages_there[4]
 
 
 def share_a_parameter(world: World) -> str:

@@ -114,10 +114,10 @@ def test_chaos_finds_nothing_lost(tmp_path: Path) -> None:
     command = [*LOCKSTEP, "chaos", "planted.yaml", "--kills", "8", "--seed", "5", "-n", "3", "--json", "--keep", "kept"]
     finished = run(command, tmp_path, environment, timeout_s=390)
     assert finished.code == 0, finished.out + finished.err
-    told = json.loads(finished.out)
-    assert told["kills"] == 8
-    assert "the same designs were evaluated, and none again that was finished" in {c["name"] for c in told["checks"]}
-    assert told["phases"].keys() & {"designs", "awaiting_designs"}
+    verdict = json.loads(finished.out)
+    assert verdict["kills"] == 8
+    assert "the same designs were evaluated, and none again that was finished" in {c["name"] for c in verdict["checks"]}
+    assert verdict["phases"].keys() & {"designs", "awaiting_designs"}
 
 
 def test_two_launchers_search_as_one(tmp_path: Path, alone: Path) -> None:

@@ -46,8 +46,8 @@ def part_ways(world: World) -> str:
 
 
 def test_ranks_that_diverge_are_an_error_that_says_where() -> None:
-    for told in ranks(2).run(part_ways):
-        assert told.startswith("after step 2 the ranks differ in model/bias")
+    for message in ranks(2).run(part_ways):
+        assert message.startswith("after step 2 the ranks differ in model/bias")
 
 
 def weights_after_preparing(world: World) -> list[float]:

@@ -153,8 +153,8 @@ def stopped(world: World, folder: str, after: int) -> str:
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_a_stop_inside_a_generation_loses_no_finished_evaluation(tmp_path: Path, num_ranks: int) -> None:
     left_alone = ranks(1).run(searched, str(tmp_path / "alone"), "one")[0]
-    for told in ranks(num_ranks).run(stopped, str(tmp_path / "stopped"), 16 if num_ranks == 1 else 9):
-        assert "as requested" in told
+    for message in ranks(num_ranks).run(stopped, str(tmp_path / "stopped"), 16 if num_ranks == 1 else 9):
+        assert "as requested" in message
     assert ranks(3 - num_ranks).run(searched, str(tmp_path / "stopped"), "one")[0] == left_alone
     lines = [line for path in (tmp_path / "stopped" / "evaluations").iterdir() for line in read_jsonl(path)]
     assert set(Counter(line["key"] for line in lines).values()) == {1}

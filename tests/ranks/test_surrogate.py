@@ -19,12 +19,12 @@ def train(world: World, generations: list[int], state: dict[str, Any] | None = N
     if state is not None:
         surrogate.load_state_dict(state)
     archive = filled(40, 40, 40, failed=[3, 50])
-    told = [surrogate.train(archive, generation) for generation in generations]
+    reports = [surrogate.train(archive, generation) for generation in generations]
     candidates = GENOME.sample(surrogate.num_candidates(20, 3), stream(0, "candidates"))
     chosen = surrogate.choose(candidates, archive, archive.designs[10:20], archive.costs[10:20], 20, 3)
     after = surrogate.state_dict()
     surrogate.close()
-    return digest(named_tensors([told[-1], chosen, after], "guide")), after
+    return digest(named_tensors([reports[-1], chosen, after], "guide")), after
 
 
 def test_it_is_the_same_on_any_number_of_ranks() -> None:

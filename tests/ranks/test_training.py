@@ -20,13 +20,13 @@ from lockstep.testing import RanksFailed, ranks
 from lockstep.train.train_job import global_batch, train_recipe
 from lockstep.train.trainer import Trainer
 from lockstep.world.world import World
-from tests.sinks import Kept
+from tests.sinks import RecordingSink
 
 
 def train_in_a_folder_of_ones_own(world: World, parent: str) -> tuple[list[str], list[str], dict[str, float]]:
     """Ranks are given different folders and screens, so that what each writes can be told apart."""
     recipe, config = load_recipe("digits", ["quick=true", "model.width=4"])
-    folder, screen = Path(parent) / f"of-rank-{world.rank}", Kept()
+    folder, screen = Path(parent) / f"of-rank-{world.rank}", RecordingSink()
     outcome = train_recipe(recipe, config, world, RunFolder(folder), [screen])
     written = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     return written, screen.kinds, outcome.metrics
@@ -150,7 +150,7 @@ def test_a_trainer_made_without_a_world_uses_the_current_one() -> None:
 
 
 def test_a_best_model_at_the_last_step_is_saved_once(tmp_path: Path) -> None:
-    screen = Kept()
+    screen = RecordingSink()
     overrides = ["quick=true", "model.width=4", "steps=5", "best.metric=accuracy", "best.mode=max"]
     recipe, config = load_recipe("digits", overrides)
     outcome = train_recipe(recipe, config, World(), RunFolder(tmp_path / "run"), [screen])

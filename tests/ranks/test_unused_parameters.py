@@ -22,12 +22,12 @@ def refused(world: World, branches: Sequence[str]) -> str:
 
 
 def test_parameters_that_no_rank_uses_are_named_in_the_first_step() -> None:
-    for rank, told in enumerate(ranks(2).run(refused, ["left", "left"])):
-        assert told.startswith(
+    for rank, message in enumerate(ranks(2).run(refused, ["left", "left"])):
+        assert message.startswith(
             "no gradient for right.weight, right.bias, spare.0.weight, spare.0.bias, spare.1.weight and 3 more in the "
             f"backward pass of rank {rank}'s last lane: "
         )
-        assert "find_unused_parameters=true" in told
+        assert "find_unused_parameters=true" in message
 
 
 def use_a_branch_later(world: World) -> None:
@@ -49,8 +49,8 @@ def use_a_branch_later(world: World) -> None:
 
 
 def test_a_rank_with_an_unused_parameter_fails_at_once() -> None:
-    told = r"no gradient for right\.weight, right\.bias in the backward pass of rank 1's last lane"
-    with pytest.raises(RanksFailed, match=told):
+    message = r"no gradient for right\.weight, right\.bias in the backward pass of rank 1's last lane"
+    with pytest.raises(RanksFailed, match=message):
         ranks(2, timeout_s=30).run(use_a_branch_later)
 
 

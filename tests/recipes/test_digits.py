@@ -19,7 +19,7 @@ from lockstep.train.train_job import train_recipe
 from lockstep.train.trainer import Trainer
 from lockstep.world.world import World
 from tests.commands import LOCKSTEP, call, run
-from tests.sinks import Kept
+from tests.sinks import RecordingSink
 from tests.unit.recipes.image_files import write_cifar, write_idx
 
 
@@ -82,12 +82,12 @@ def test_the_users_own_images_in_a_standard_format(
     overrides = f"data.path={folder} data.show=10 model.width=4 batch.global=16 lanes=1 epochs=12 optim.lr=1e-2"
     recipe, config = load_recipe("digits", overrides.split())
     recipe = made_for(config, recipe)
-    told = Kept()
+    sink = RecordingSink()
     torch.set_num_threads(1)
-    outcome = train_recipe(recipe, config, World(), RunFolder(tmp_path / "run"), [told])
+    outcome = train_recipe(recipe, config, World(), RunFolder(tmp_path / "run"), [sink])
     assert recipe.data(config).test[0][0].shape == shape
     assert outcome.metrics["accuracy"] > 0.5, "of ten kinds of brightness"
-    (words,) = [event["texts"]["guesses"] for event in told.events if "texts" in event]
+    (words,) = [event["texts"]["guesses"] for event in sink.events if "texts" in event]
     assert words.count("is") == round(10 * (1 - outcome.metrics["accuracy"])), "every label is there twice, in order"
     assert (tmp_path / "run" / "media" / "guesses-60.png").is_file()
 

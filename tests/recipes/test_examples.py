@@ -85,10 +85,10 @@ def test_a_search_finds_one_design_and_resumes_where_it_was(tmp_path: Path) -> N
     one = lines_of("tune_digits", "python", tmp_path / "one", "--population 4 --generations 2")
     begun = lines_of("tune_digits", "torchrun", tmp_path / "two", "--population 4 --generations 1")
     ended = lines_of("tune_digits", "lockstep run", tmp_path / "two", "--population 4 --generations 2")
-    told = [[line.split(" evaluated in ")[0] for line in lines] for lines in (one, begun, ended)]
-    assert [line for line in told[1] if line.startswith("generation    1  best error")] == told[0][1:2]
-    second = next(place for place, line in enumerate(told[0]) if line.startswith("generation    2  best error"))
-    assert told[2][3:] == [line for line in told[0][second:] if line != "saved checkpoints/step-1"]
+    outputs = [[line.split(" evaluated in ")[0] for line in lines] for lines in (one, begun, ended)]
+    assert [line for line in outputs[1] if line.startswith("generation    1  best error")] == outputs[0][1:2]
+    second = next(place for place, line in enumerate(outputs[0]) if line.startswith("generation    2  best error"))
+    assert outputs[2][3:] == [line for line in outputs[0][second:] if line != "saved checkpoints/step-1"]
     assert re.fullmatch(r"digest [0-9a-f]{64}", one[-3])
     assert re.fullmatch(r"on images .*, the best design is wrong in \d+\.\d\d %", one[-1])
 

@@ -105,8 +105,8 @@ def test_if_designs_run_out_they_are_repeated() -> None:
 def test_designs_from_elsewhere_are_accepted_and_duplicates_dropped() -> None:
     strategy = advance(evolution(), range(2))
     best = torch.zeros(1, 5, dtype=torch.float64)
-    told = torch.cat([best, best, strategy.population[:3]])
-    strategy.tell(told, distance(told))
+    designs = torch.cat([best, best, strategy.population[:3]])
+    strategy.tell(designs, distance(designs))
     assert torch.equal(strategy.population[:1], best)
     assert len(set(FLOATS.keys(strategy.population))) == len(strategy.population) == 20
 
@@ -192,9 +192,9 @@ def test_a_failed_design_is_no_parent() -> None:
 
 def test_steps_are_narrow_where_the_population_agrees() -> None:
     strategy = evolution(size=50)
-    told = torch.linspace(0.0, 1.0, 50, dtype=torch.float64)[:, None].repeat(1, 5)
-    told[:, 0] = 0.5 + 1e-4 * told[:, 0]
-    strategy.tell(told, distance(told))
+    designs = torch.linspace(0.0, 1.0, 50, dtype=torch.float64)[:, None].repeat(1, 5)
+    designs[:, 0] = 0.5 + 1e-4 * designs[:, 0]
+    strategy.tell(designs, distance(designs))
     steps = (strategy.ask(4000, 1)[:, 0] - 0.50005).abs()
     steps = steps[steps > 0.6e-4]  # not what is a parent's, and so less than half of the narrow steps
     assert 0.15 < (steps < 1e-3).double().mean() < 0.5

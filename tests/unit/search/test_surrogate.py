@@ -94,9 +94,9 @@ def test_a_genome_with_too_few_new_designs_repeats_some() -> None:
 
 def test_it_learns_what_costs_and_steers_by_it() -> None:
     made, archive = make_surrogate(steps=60), filled(60, 60)
-    told = [made.train(archive, 0), made.train(archive, 1)]
-    assert told[0].keys() == {"value_loss", "failure_loss", "policy_loss"}
-    assert told[1]["value_loss"] < told[0]["value_loss"] and told[1]["policy_loss"] < told[0]["policy_loss"]
+    reports = [made.train(archive, 0), made.train(archive, 1)]
+    assert reports[0].keys() == {"value_loss", "failure_loss", "policy_loss"}
+    assert reports[1]["value_loss"] < reports[0]["value_loss"] and reports[1]["policy_loss"] < reports[0]["policy_loss"]
     chosen = choose(made, archive)
     own, guided = costs_of(chosen[: COUNT // 2]), costs_of(chosen[COUNT // 2 :])
     assert guided.median() < 0.5 * own.median()
@@ -106,13 +106,13 @@ def test_the_forecast_is_judged_before_it_learns() -> None:
     first, both = filled(100), filled(100, 30)
     made = make_surrogate(steps=60)
     made.train(first, 0)
-    told = made.train(both, 1)["rank_correlation"]
-    assert 0.7 < told < 1.0
+    correlation = made.train(both, 1)["rank_correlation"]
+    assert 0.7 < correlation < 1.0
     shuffled = filled(100)
     shuffled.add(both.designs[100:], both.costs[100:].flip(0), 1, {})
     misled = make_surrogate(steps=60)
     misled.train(shuffled, 0)
-    assert misled.train(shuffled, 1)["rank_correlation"] < told - 0.3
+    assert misled.train(shuffled, 1)["rank_correlation"] < correlation - 0.3
 
 
 def test_the_policy_alone_steers_too() -> None:
@@ -132,8 +132,8 @@ def test_the_policy_alone_steers_too() -> None:
 def test_training_again_from_the_same_gives_the_same_bits() -> None:
     archive = filled(60)
     one, other, third = make_surrogate(), make_surrogate(), make_surrogate(seed=8)
-    told = [each.train(archive, 0) for each in (one, other, third)]
-    assert told[0] == told[1] != told[2] and are_equal(bits(one), bits(other))
+    reports = [each.train(archive, 0) for each in (one, other, third)]
+    assert reports[0] == reports[1] != reports[2] and are_equal(bits(one), bits(other))
     assert torch.equal(choose(one, archive), choose(other, archive))
     assert not torch.equal(choose(one, archive), choose(third, archive))
 
@@ -173,12 +173,12 @@ def test_a_stage_decides_how_much_is_guided_and_what_is_learned() -> None:
     made.train(archive, 0)
     assert [made.num_candidates(COUNT, generation) for generation in (1, 2, 4)] == [10 + 40, 20, 80]
     assert torch.equal(choose(made, archive, 3), GENOME.sample(COUNT, stream(3, "candidates")))
-    told = {
+    reports = {
         name: make_surrogate(steps=60, curriculum=(CurriculumStage(**{name: 0.0}),)).train(archive, 0)
         for name in ("value", "policy")
     }
-    assert told["value"]["value_loss"] > 2 * told["policy"]["value_loss"]
-    assert told["policy"]["policy_loss"] > told["value"]["policy_loss"] + 0.1
+    assert reports["value"]["value_loss"] > 2 * reports["policy"]["value_loss"]
+    assert reports["policy"]["policy_loss"] > reports["value"]["policy_loss"] + 0.1
 
 
 @pytest.mark.parametrize("archive", [filled(5), filled(30, failed=range(30)), filled(30, failed=range(25))])

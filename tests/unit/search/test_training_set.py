@@ -100,10 +100,10 @@ def test_failures_teach_no_cost_but_that_they_fail() -> None:
     _, _, samples = drawn(filled(100, failed=range(40)))
     assert 0 < samples.failed.mean() < 1
     other = samples._replace(costs=samples.costs + 7.0 * samples.failed[:, None])
-    told = [training_loss(network(), each, [3], 1.0, 1.0) for each in (samples, other)]
-    assert torch.equal(told[0]["value"][0], told[1]["value"][0])
+    losses = [training_loss(network(), each, [3], 1.0, 1.0) for each in (samples, other)]
+    assert torch.equal(losses[0]["value"][0], losses[1]["value"][0])
     mistaken = training_loss(network(), samples._replace(failed=1.0 - samples.failed), [3], 1.0, 1.0)
-    assert mistaken["failure"][0] != told[0]["failure"][0]
+    assert mistaken["failure"][0] != losses[0]["failure"][0]
 
 
 def test_weights_are_the_losses() -> None:

@@ -24,7 +24,7 @@ from lockstep.world.world import World
 from tests.commands import LOCKSTEP
 from tests.commands import run as run_command
 from tests.contracts.workloads import cross_entropy
-from tests.sinks import Kept
+from tests.sinks import RecordingSink
 from tests.unit.train.attention_blocks import Block, gradients_of, make_model
 
 
@@ -221,7 +221,7 @@ def run() -> Iterator[Callable[..., Run]]:
 
 
 def test_a_run_says_which_modules_it_recomputes(model: nn.Module, run: Callable[..., Run]) -> None:
-    sink = Kept()
+    sink = RecordingSink()
     training = run(activation_checkpointing={"every": 2}, sinks=[sink])
     trainer = Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), cross_entropy, run=training)
     data = TensorDataset(torch.randn(8, 8), torch.arange(8) % 5)

@@ -19,7 +19,7 @@ from lockstep.train.run import Run
 from lockstep.train.step import Step
 from lockstep.train.trainer import Trainer
 from lockstep.world.world import World
-from tests.sinks import Kept
+from tests.sinks import RecordingSink
 
 DATA = TensorDataset(torch.arange(8.0).unsqueeze(1))
 
@@ -82,7 +82,7 @@ def test_a_nan_is_never_the_best() -> None:
 
 
 def test_the_best_is_saved_when_it_is_reached(tmp_path: Path) -> None:
-    kept = Kept()
+    kept = RecordingSink()
     keep = SaveBest("score", "max")
     train([1.0, 3.0, 2.0, 3.0, 4.0, 0.0], [keep], folder=tmp_path / "a", sinks=[kept])
     saved = [(event["step"], event["is_best"]) for event in kept.of("checkpoint")]

@@ -20,7 +20,7 @@ from lockstep.errors import UserError
 from lockstep.events.jsonl import read_jsonl
 from lockstep.train.run import Run
 from lockstep.world.world import World
-from tests.sinks import Kept
+from tests.sinks import RecordingSink
 
 DATA = TensorDataset(torch.randn(64, 4, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 3)
 
@@ -296,7 +296,7 @@ def test_an_epoch_of_a_stream_reads_nothing_of_the_next(tail: str) -> None:
 
 
 def test_an_incident_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
-    for sinks in ([], [Kept()]):
+    for sinks in ([], [RecordingSink()]):
         caplog.clear()
         run = Run(None, World(), sinks=sinks, on_nonfinite="skip")
         model = run.prepare(nn.Linear(4, 3))

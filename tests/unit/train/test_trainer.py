@@ -17,7 +17,7 @@ from lockstep.train.optim.lr_schedule import Schedule
 from lockstep.train.run import Run
 from lockstep.train.trainer import Trainer
 from lockstep.world.world import World
-from tests.sinks import Kept
+from tests.sinks import RecordingSink
 
 
 def loader(count: int = 12, batch: int = 4) -> DataLoader[object]:
@@ -59,9 +59,9 @@ def test_either_epochs_or_steps() -> None:
 
 
 def test_the_last_step_is_always_shown() -> None:
-    told = Kept()
-    make(run=Run(None, World(), log_every=2, sinks=[told])).train(loader(), steps=5)
-    assert [event["step"] for event in told.events if event["kind"] == "step"] == [2, 4, 5]
+    sink = RecordingSink()
+    make(run=Run(None, World(), log_every=2, sinks=[sink])).train(loader(), steps=5)
+    assert [event["step"] for event in sink.events if event["kind"] == "step"] == [2, 4, 5]
 
 
 def test_every_rank_logs_its_timing(tmp_path: Path) -> None:
@@ -152,10 +152,10 @@ def test_the_history_is_saved_and_strict_json_even_with_a_nan(tmp_path: Path) ->
 
 
 def test_the_mean_loss_is_over_the_steps_since_the_last_evaluation() -> None:
-    told = Kept()
-    trainer = make(run=Run(None, World(), log_every=1, sinks=[told]))
+    sink = RecordingSink()
+    trainer = make(run=Run(None, World(), log_every=1, sinks=[sink]))
     trainer.train(loader(), epochs=2)
-    losses = [event["loss"] for event in told.events if event["kind"] == "step"]
+    losses = [event["loss"] for event in sink.events if event["kind"] == "step"]
     assert [entry["train_loss"] for entry in trainer.history] == pytest.approx(
         [sum(losses[:3]) / 3, sum(losses[3:]) / 3]
     )
@@ -172,11 +172,11 @@ def test_the_average_is_evaluated_if_there_is_one() -> None:
 
 
 def test_steps_are_logged_with_rate_and_norm() -> None:
-    told = Kept()
-    run = Run(None, World(), log_every=1, sinks=[told], clip_norm=1e-3)
+    sink = RecordingSink()
+    run = Run(None, World(), log_every=1, sinks=[sink], clip_norm=1e-3)
     trainer = make(run=run, schedule=Schedule.constant(warmup=4))
     trainer.train(loader(), epochs=1)
-    steps = [event for event in told.events if event["kind"] == "step"]
+    steps = [event for event in sink.events if event["kind"] == "step"]
     assert [event["lr"] for event in steps] == pytest.approx([0.075, 0.15, 0.225])
     assert all(event["gradient_norm"] > 1e-3 for event in steps)
     assert "loss_scale" not in steps[0]

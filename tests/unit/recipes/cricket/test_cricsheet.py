@@ -116,10 +116,10 @@ PLACE = "m.json: innings 2, over 2, delivery 4: "
 def test_an_error_names_the_place(change: Callable[[Any], None], line: str) -> None:
     content = copy.deepcopy(CONTENT)
     change(content)
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as caught:
         read(content)
-    assert str(told.value).startswith(line)
-    assert "\n" not in str(told.value)
+    assert str(caught.value).startswith(line)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -133,9 +133,9 @@ def test_an_error_names_the_place(change: Callable[[Any], None], line: str) -> N
     ],
 )
 def test_a_file_that_is_no_match_is_refused(text: bytes, line: str) -> None:
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as caught:
         read_match(MatchFile("m", "m.json", text))
-    assert str(told.value).startswith(line)
+    assert str(caught.value).startswith(line)
 
 
 def test_an_archive_a_folder_and_a_file_give_the_same_match_and_other_files_are_passed_over(tmp_path: Path) -> None:
@@ -153,9 +153,9 @@ def test_an_archive_a_folder_and_a_file_give_the_same_match_and_other_files_are_
 @pytest.mark.parametrize("name", ["../x.json", "a/../../x.json", "/x.json", "C:x.json", "..\\x.json", "\\x.json"])
 def test_a_name_that_leads_out_of_the_archive_is_refused_by_name(tmp_path: Path, name: str) -> None:
     path = write_zip(tmp_path / "bad.zip", {"good.json": b"{}", name: b"{}"})
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as caught:
         names_of(path)
-    assert f"{name}: the name leads out of the archive" in str(told.value)
+    assert f"{name}: the name leads out of the archive" in str(caught.value)
 
 
 def test_a_link_is_refused_by_name(tmp_path: Path) -> None:

@@ -149,15 +149,15 @@ def test_the_metrics_of_a_classifier_of_bright_and_dark_images() -> None:
     images[3:, 0, 0, 0] = 0.5
     labels = torch.tensor([0, 0, 0, 1, 1, 0])
     unseen = torch.stack([torch.full((6, 1, 8, 8), 0.9), torch.zeros(6, 1, 8, 8)], 1)  # bright, and like the data
-    tally = MetricAggregator(torch.device("cpu"))
+    aggregator = MetricAggregator(torch.device("cpu"))
     weak = GradientAscent(radius=1e-3, rate=1e-3, steps=1)
     with torch.no_grad():
         for number, part in enumerate((slice(0, 4), slice(4, 6))):
             batch = [x[part] for x in (images, labels, unseen[:, 0], unseen)]
-            tally.add(
+            aggregator.add(
                 number, robustness_metrics(Brightness(), batch, ("bright", "dark"), EvaluationAttacks(weak, weak, weak))
             )
-    results = tally.results()
+    results = aggregator.results()
     assert next(iter(results)) == "accuracy"
     assert results["accuracy"] == results["robust_accuracy"] == pytest.approx(5 / 6)
     assert (results["auroc/bright"], results[CRITERION]) == (1, 1)

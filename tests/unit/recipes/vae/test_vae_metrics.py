@@ -16,10 +16,10 @@ def test_units_are_active_whose_means_differ_from_image_to_image() -> None:
     torch.manual_seed(0)
     means = torch.randn(90, 3) * torch.tensor([1.0, 0.05, 0.5]) + torch.tensor([0.0, 40.0, -3.0])
     for sizes in ([90], [1, 50, 39]):
-        tally = MetricAggregator(torch.device("cpu"))
+        aggregator = MetricAggregator(torch.device("cpu"))
         for chunk, part in enumerate(means.split(sizes)):
-            tally.add(chunk, {"active_units": ActiveUnits(part)})
-        assert tally.results() == {"active_units": 2.0}
+            aggregator.add(chunk, {"active_units": ActiveUnits(part)})
+        assert aggregator.results() == {"active_units": 2.0}
 
 
 def real_images(seed: int, count: int) -> torch.Tensor:

@@ -154,11 +154,11 @@ def test_it_is_a_pure_function(schedule: Schedule, total: int, random: Random) -
     run = RunLength(total_steps=total)
     factor = schedule.bind(run)
     in_order = {completed: factor(completed) for completed in range(total)}
-    anyhow = list(in_order) * 2
-    random.shuffle(anyhow)
-    assert all(factor(completed) == in_order[completed] for completed in anyhow)
+    shuffled = list(in_order) * 2
+    random.shuffle(shuffled)
+    assert all(factor(completed) == in_order[completed] for completed in shuffled)
     resumed = schedule.bind(run)
-    assert all(resumed(completed) == in_order[completed] for completed in anyhow)
+    assert all(resumed(completed) == in_order[completed] for completed in shuffled)
 
 
 @settings(max_examples=100, deadline=None)

@@ -100,7 +100,7 @@ def resumed(folder: Path) -> list[str | None]:
     return [None if path is None else "/".join(Path(path).parts[-2:]) for path in starts]
 
 
-def told(folder: Path) -> list[str]:
+def incident_texts(folder: Path) -> list[str]:
     return [event["text"] for event in read_jsonl(folder / "events.jsonl") if event["kind"] == "incident"]
 
 
@@ -194,9 +194,9 @@ def test_the_cost_is_counted_and_logged(tmp_path: Path, monkeypatch: pytest.Monk
     counted: list[float] = []
     monkeypatch.setattr(memory_snapshots.Cadence, "count", lambda _self, cost_s, _began_at: counted.append(cost_s))
     die(tmp_path / "run", 8)
-    told = [event for event in read_jsonl(tmp_path / "run" / "ranks" / "0.jsonl") if event.get("in_memory")]
-    assert [event["step"] for event in told] == [2, 3]
-    for event in told:
+    events = [event for event in read_jsonl(tmp_path / "run" / "ranks" / "0.jsonl") if event.get("in_memory")]
+    assert [event["step"] for event in events] == [2, 3]
+    for event in events:
         assert event["stall_s"] > 0
         assert event["write_s"] > 0
         assert counted.pop(0) == pytest.approx(event["stall_s"] + event["write_s"], abs=2e-4)
@@ -283,7 +283,7 @@ def test_no_snapshot_is_taken_where_none_helps(
         monkeypatch.setenv("LOCKSTEP_MEMORY", str(tmp_path / "nowhere"))
     die(tmp_path / "run", 8, checkpoints=CheckpointPolicy(memory=why != "not wanted"))
     assert not list(memory.rglob("step-*"))
-    assert not told(tmp_path / "run")
+    assert not incident_texts(tmp_path / "run")
 
 
 def test_a_damaged_one_is_named_and_the_disk_is_used(tmp_path: Path, memory: Path, digest: dict[str, str]) -> None:
@@ -295,7 +295,9 @@ def test_a_damaged_one_is_named_and_the_disk_is_used(tmp_path: Path, memory: Pat
     path.write_bytes(content)
     assert train(folder) == digest["indexed"]
     assert resumed(folder) == [None, "checkpoints/step-4"]
-    assert told(folder) == [f"{path.parent}: model.safetensors does not match its hash; this snapshot is not used"]
+    assert incident_texts(folder) == [
+        f"{path.parent}: model.safetensors does not match its hash; this snapshot is not used"
+    ]
     assert not audit_samples(folder).faults
 
 
@@ -347,7 +349,7 @@ def test_a_failed_save_to_disk_loses_no_snapshot(tmp_path: Path, memory: Path, d
     die(folder, 1)
     (folder / "checkpoints").write_text("in the way of all saves")
     die(folder, 8)
-    assert len(told(folder)) == 1
+    assert len(incident_texts(folder)) == 1
     (folder / "checkpoints").unlink()
     die(folder, 8)
     assert train(folder) == digest["indexed"]
@@ -371,7 +373,7 @@ def test_a_folder_that_others_can_write_is_refused(
     else:
         place.touch()
     assert train(folder) == digest["indexed"]
-    (text,) = told(folder)
+    (text,) = incident_texts(folder)
     assert text == (
         "no snapshots in memory; after a kill, the run continues from the last checkpoint on the disk: "
         f"{place} is not a folder that you alone may use"
@@ -385,7 +387,7 @@ def test_too_little_memory_is_reported_with_the_sizes(tmp_path: Path, memory: Pa
         fill(memory, left_bytes=100_000)  # enough, but not for others besides
         die(folder, 4)
         assert not list(memory.rglob("step-*"))
-        (text,) = told(folder)
+        (text,) = incident_texts(folder)
         assert re.fullmatch(
             "no snapshots in memory; after a kill, the run continues from the last checkpoint on the disk: "
             ".* has 0.1 MB free, of which 0.1 MB must stay free, and 0.0 MB are needed for 2 of 0.0 MB",
@@ -404,7 +406,7 @@ def test_a_full_memory_costs_no_more_than_the_snapshots(
         acts = {6: lambda: fill(memory), 9: lambda: (memory / "ballast").unlink()}
         die(folder, 8, checkpoints=CheckpointPolicy(), acts=acts)
         assert CheckpointStore(own(memory, besides="ballast")).steps() == [5], "the one before is still there"
-        (text,) = told(folder)
+        (text,) = incident_texts(folder)
         assert "No space left on device" in text
         assert train(folder, acts=acts, checkpoints=CheckpointPolicy()) == digest["indexed"]
         assert resumed(folder)[-1] == f"lockstep-{os.geteuid()}-{run_id(folder)}/step-5"

@@ -33,7 +33,7 @@ def test_a_missing_axis_is_computed(parallel: Any, num_ranks: int, sizes: tuple[
 
 
 @pytest.mark.parametrize(
-    ("parallel", "told"),
+    ("parallel", "message"),
     [
         ({"data": 2, "shard": 2}, r"data 2 × shard 2 × tensor 1 = 4 processes, but 6 were started: make the product 6"),
         ({"data": 4}, r"data 4 × shard 1 × tensor 1 = 4 processes, but 6"),
@@ -43,8 +43,8 @@ def test_a_missing_axis_is_computed(parallel: Any, num_ranks: int, sizes: tuple[
         ({"shards": 2}, r"no axis shards; did you mean shard\?"),
     ],
 )
-def test_sizes_that_do_not_multiply_to_the_ranks_show_the_arithmetic(parallel: Any, told: str) -> None:
-    with pytest.raises(UserError, match=told):
+def test_sizes_that_do_not_multiply_to_the_ranks_show_the_arithmetic(parallel: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         mesh_sizes(parallel, 6)
 
 

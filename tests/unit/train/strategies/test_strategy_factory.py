@@ -124,6 +124,6 @@ def test_auto_falls_back_to_ddp_if_the_optimizer_does_not_fit(memory: Any) -> No
     then = strategy_factory.recheck_choice(first, [OwnSGD(MODEL.parameters())], loader)
     assert then.strategy.name == "ddp"
     assert "but parallel=zero runs an optimizer on parts of parameters, and OwnSGD" in then.reason
-    told = choose_strategy(World(size=2), StepOptions(parallel="zero"), [MODEL])
+    choice = choose_strategy(World(size=2), StepOptions(parallel="zero"), [MODEL])
     with pytest.raises(UserError, match="OwnSGD"):
-        strategy_factory.recheck_choice(told, [OwnSGD(MODEL.parameters())], loader)
+        strategy_factory.recheck_choice(choice, [OwnSGD(MODEL.parameters())], loader)

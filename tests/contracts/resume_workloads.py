@@ -1,4 +1,4 @@
-"""A run in which everything has state, to be stopped and resumed."""
+"""A run in which every part has state, to be stopped and resumed."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from lockstep.world.world import World
 
 
 class Noisy(Dataset[tuple[Tensor, int]]):
-    """Draws from every stream there is."""
+    """Draws from every random stream."""
 
     def __len__(self) -> int:
         return 45
@@ -27,7 +27,7 @@ class Noisy(Dataset[tuple[Tensor, int]]):
 
 
 class Curriculum:
-    """What a user's own object may hold: numbers, text, tensors, a random state."""
+    """A user's object with state: numbers, text, tensors, a random state."""
 
     def __init__(self) -> None:
         self.difficulty = 0.1
@@ -58,7 +58,7 @@ class Ended(NamedTuple):
 
 
 def train_all(world: World, folder: Path | None, stop_after: int | None, workers: int = 0, **options: Any) -> Ended:
-    """Everything that has state: momentum, schedule, clipping, average, loss scale, batch norm, a curriculum."""
+    """Train with everything that has state: momentum, schedule, average, loss scale, batch norm, a curriculum."""
     torch.set_num_threads(1)
     run = Run(folder, world, seed=2, clip_norm=0.5, sinks=[], **options)
     run.stop_after = stop_after

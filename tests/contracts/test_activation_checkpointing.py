@@ -1,4 +1,4 @@
-"""The promise of activation checkpointing: less is kept for the backward pass, and no bit is another."""
+"""The promise of activation checkpointing: it keeps less for the backward pass and changes no bit."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The guide: it builds, its links work, its scripts and configs run, its commands exist, its reference is whole."""
+"""The guide: it builds, its links work, its scripts and configs run, its commands exist, its reference is complete."""
 
 import pkgutil
 import re
@@ -38,7 +38,7 @@ from tests.contracts.documents import (
 # A part of a config is laid over this one.
 SMALLEST = "recipe: digits\nepochs: 1\nbatch: {global: 64}\n"
 
-# Runs every script in the folder it stands in, in one process: importing torch is most of the time.
+# Run every script in its own folder, in one process: importing torch takes most of the time.
 RUNNER = """
 import contextlib, io, os, runpy, sys, traceback
 from pathlib import Path
@@ -104,7 +104,7 @@ def test_an_unknown_command_is_found() -> None:
 
 
 def test_complete_scripts_and_configs_run(tmp_path: Path) -> None:
-    """The README's are run by its own test; what starts several processes is not run here."""
+    """Those of the README are run by test_readme.py; scripts that start several processes are not run."""
     scripts = []
     for path in GUIDE:
         folder = tmp_path / name_of(path).replace("/", "-")
@@ -153,7 +153,7 @@ def test_parts_of_configs_are_valid(tmp_path: Path) -> None:
 
 
 def _alternatives(text: str) -> Iterator[str]:
-    """A block that says the same key several ways shows as many configs."""
+    """Return one config for each of the ways in which a block sets the same key."""
     keys = re.findall(r"^(\w+):", text, re.MULTILINE)
     if len(keys) == len(set(keys)):
         yield text
@@ -166,7 +166,7 @@ _ENTRY = re.compile(r"^\.\. auto(?:class|function|exception):: (lockstep(?:\.\w+
 
 
 def _public_names() -> dict[str, Any]:
-    """Everything that a script may import, by its full name."""
+    """Return everything that a script may import, by its full name."""
     modules = (lockstep, lockstep.metrics, lockstep.search, lockstep.loggers)
     names = {f"{module.__name__}.{name}": module for module in modules for name in getattr(module, "__all__", ())}
     public = {name: pkgutil.resolve_name(name) for name in names}

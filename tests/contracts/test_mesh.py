@@ -1,7 +1,7 @@
-"""The promise of `parallel=fsdp` and of meshes: each rank has its part, and the result is that of one process.
+"""The promise of `parallel=fsdp` and of meshes: each rank holds its part, and the result is that of one process.
 
-Not to the bit: sums over ranks are taken in another order. In double precision that leaves differences of about 1e-16 a
-sum; they are compared to 1e-9, which no mistake in a factor or a missing part passes.
+Not to the bit: sums over ranks are added in another order. In double precision the differences are about 1e-16 per sum;
+the tolerance is 1e-9, which a wrong factor or a missing part exceeds.
 """
 
 from pathlib import Path
@@ -32,7 +32,7 @@ def assert_close(ours: dict[str, Tensor], theirs: dict[str, Tensor], but: str = 
 
 @pytest.fixture(scope="module")
 def alone() -> dict[bool, Trained]:
-    """One process, with its output layer tied to the embedding and without."""
+    """Train on one process, with the output layer tied to the embedding and without."""
     return {tied: train_gpt(World(), tied=tied) for tied in (True, False)}
 
 
@@ -67,7 +67,7 @@ def test_models_of_many_kinds_train_as_on_one_process(num_ranks: int, parallel: 
 
 
 def test_a_run_resumes_under_any_other_strategy(tmp_path: Path) -> None:
-    """One run, a step under each; what each begins with is, to the bit, what the one before has left."""
+    """One run, one step under each strategy; each starts with exactly the bits that the one before saved."""
     order: list[tuple[int, dict[str, Any]]] = [
         (1, {}),
         MESHES["fsdp on 2"],

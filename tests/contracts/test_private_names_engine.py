@@ -1,4 +1,4 @@
-"""The private names of torch that the engine relies on are there, and mean what they did; their fallbacks agree.
+"""The private names of torch that the engine relies on exist, and mean what they did; their fallbacks agree.
 
 A failure here names the installed torch version. Look at what that version changed, and adapt
 `lockstep/engine/torch_internals.py`, the only file of the engine that uses these names.

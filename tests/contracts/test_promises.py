@@ -1,4 +1,4 @@
-"""docs/promises.md: every promise has its row, and every file and test that a row names is there."""
+"""docs/promises.md: every promise has its row, and every file and test that a row names exists."""
 
 import re
 from functools import cache
@@ -16,7 +16,7 @@ ROWS = {name: cells for name, cells in ROWS.items() if re.fullmatch(r"[A-Z]\d+",
 
 
 def files_in(text: str) -> set[str]:
-    """What looks like a path of the repository, tests under their folder."""
+    """Return what looks like a path in the repository; paths of tests may omit `tests/`."""
     found = re.findall(r"`((?:src|docs|bench|examples|tests|unit|ranks|contracts|faults|recipes)/[\w./]+)", text)
     return {
         path if path.split("/")[0] in ("src", "docs", "bench", "examples", "tests") else f"tests/{path}"

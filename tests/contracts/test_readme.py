@@ -1,4 +1,4 @@
-"""What the README prints is so: the script, the config."""
+"""The README's script and config run as printed."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The promise: a run interrupted at any step goes on, on any number of processes, to the same bits."""
+"""The promise: a run that is interrupted at any step resumes on any number of processes with the same bits."""
 
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -108,7 +108,7 @@ def test_any_stops_processes_and_workers_change_no_bit(stops: list[int], sizes: 
 
 @cache
 def _whole() -> Ended:
-    """Trained once for all examples."""
+    """Train once for all examples."""
     return train_all(World(), None, None)
 
 
@@ -218,7 +218,7 @@ def train_with_a_trainer(
 
 @pytest.mark.parametrize("evaluate_every", ["1 epoch", "2 steps", "5 steps"])
 def test_a_trainer_resumes_as_if_never_stopped(evaluate_every: str, tmp_path: Path) -> None:
-    """History, best model, evaluations between two epochs: the same, whenever it was stopped."""
+    """History, best model and evaluations inside an epoch are the same, wherever it was stopped."""
     whole = train_with_a_trainer(World(), tmp_path / "whole", None, evaluate_every, epochs=3)
     assert whole.best is not None
     for stop in range(1, 9):
@@ -251,7 +251,7 @@ def test_a_finished_run_has_nothing_left_to_do_unless_more_is_asked_for(tmp_path
 def train_in_two_parts(
     world: World, folder: Path | None, stop_after: int | None, is_finished_between: bool
 ) -> tuple[str, list[int]]:
-    """A loop, then another; each of them may end with the run's digest."""
+    """Train in one loop, then in another; each of them may finish the run."""
     run = Run(folder, world, seed=1, sinks=[])
     run.stop_after = stop_after
     model = run.prepare(nn.Linear(6, 3))

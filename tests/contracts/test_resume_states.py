@@ -1,4 +1,4 @@
-"""What a run may change, keep and be asked for between two attempts, and within one."""
+"""What a script may change, save and request between two attempts of a run, and within one."""
 
 import sys
 import time
@@ -41,7 +41,7 @@ def loss(model: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, int]:
 
 
 class Script:
-    """A loop of one's own, in one process."""
+    """A custom training loop on one process."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Script:
         self.made: list[int] = []
 
     def train(self, steps: int, stop_after: int | None = None) -> str:
-        """Finished or stopped; the digest."""
+        """Train until the end or the stop; return the digest."""
         self.run.stop_after = stop_after
         try:
             for step in self.run.steps(self.loader, steps=steps):
@@ -90,7 +90,7 @@ def take_another_optimizer(script: Script) -> None:
 def train_twice(
     folder: Path | None, between: Callable[[Script], None], stop_after: int | None = None
 ) -> tuple[str, list[int]]:
-    """With `run.steps`, which finishes the run at the end of each."""
+    """Train with two calls of `run.steps`, each of which finishes the run."""
     script = Script(folder, momentum=0.9)
     script.train(3, stop_after)
     if stop_after is None or stop_after > 3:
@@ -199,7 +199,7 @@ def train_on_each(datasets: Sequence[Any], folder: Path | None, stop_after: int 
 
 @pytest.mark.parametrize("datasets", [(Numbers(40), DATA), (DATA, Numbers(40)), (Numbers(40), Numbers(56))])
 def test_each_loop_has_its_own_data(datasets: Sequence[Any], tmp_path: Path) -> None:
-    """A position in one stream means nothing in the next."""
+    """A saved position in one stream must not be used for the next."""
     whole = train_on_each(datasets, None)
     for stop in (1, 2, 3):
         train_on_each(datasets, tmp_path / str(stop), stop)
@@ -266,7 +266,7 @@ def test_what_cannot_be_kept_is_reported_before_the_first_step(tmp_path: Path) -
     ],
 )
 def test_other_settings_in_a_script_are_refused(now: dict[str, Any], message: str, tmp_path: Path) -> None:
-    """Those of an optimizer come back from the checkpoint: without a word, the new ones would do nothing."""
+    """An optimizer's settings are restored from the checkpoint, so new ones would have no effect."""
     Script(tmp_path / "run").train(4, stop_after=2)
     with pytest.raises(UserError, match=r'resume="force"\)\n  ' + message + "$"):
         Script(tmp_path / "run", **now).train(4)
@@ -282,7 +282,7 @@ def test_another_optimizer_starts_afresh_if_forced(tmp_path: Path, caplog: pytes
 
 
 class Counting(torch.optim.SGD):
-    """Keeps something that belongs to no parameter."""
+    """Has state that belongs to no parameter."""
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         shared = self.state.setdefault("all", {"calls": 0})
@@ -306,7 +306,7 @@ class Shared(nn.Module):
 
 
 class Growing(nn.Linear):
-    """Its extra state has another size every time."""
+    """Its extra state has another size each time."""
 
     def __init__(self) -> None:
         super().__init__(4, 3)
@@ -406,11 +406,11 @@ def test_a_script_that_fails_during_a_save_fails_with_its_own_error(attempt: int
     ended = run([sys.executable, "script.py", "run"], tmp_path)
     assert ended.code == 1, ended.err
     assert ended.err.endswith("ValueError: of the script\n")
-    assert checkpoints(tmp_path / "run").steps() in ([], [1]), "committed or not, as it happens"
+    assert checkpoints(tmp_path / "run").steps() in ([], [1]), "depending on timing"
 
 
 def end_with_a_save_that_fails(world: World, folder: Path, num_failures: int) -> list[int]:
-    """The last step is saved, as it is due; the disk fails so often on rank 1, and rank 0 hears of it before."""
+    """End with a save that is due at the last step and fails this many times on rank 1; rank 0 finds out first."""
     torch.set_num_threads(1)
     run = Run(folder, world, seed=1, sinks=[])
     model = run.prepare(nn.Linear(4, 3))
@@ -445,7 +445,7 @@ def test_a_failed_final_save_is_repeated_by_all_ranks(tmp_path: Path) -> None:
 
 
 def test_another_processor_is_drift_and_can_be_accepted(tmp_path: Path) -> None:
-    """Through the real command: torch can be told to do without the newer instructions, and its sums differ then."""
+    """Through the real command: a variable has torch avoid newer instructions, and its sums differ."""
     command = [*LOCKSTEP, "train", "digits", "model.width=4", "steps=4", "batch.global=32", "--quiet"]
     stopped = run([*command, "--stop-after", "2"], tmp_path)
     assert stopped.code == 75, stopped.err

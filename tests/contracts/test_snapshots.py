@@ -1,4 +1,4 @@
-"""Snapshots through the real command: processes are killed, little is lost, and the answer and the ledger stay."""
+"""Snapshots through the real command: processes are killed, little is lost, and result and ledger are the same."""
 
 import os
 import re
@@ -30,7 +30,7 @@ def memory(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Its digest."""
+    """Return the digest of a run that is not disturbed."""
     return digest_in(run(TRAIN, tmp_path_factory.mktemp("undisturbed")))
 
 
@@ -50,12 +50,12 @@ def own_folders(memory: Path) -> list[Path]:
 
 
 def newest(memory: Path) -> int:
-    """The newest snapshot's step; 0: there is none yet."""
+    """Return the step of the newest snapshot; 0 if there is none yet."""
     return max((step for folder in own_folders(memory) for step in CheckpointStore(folder).steps()), default=0)
 
 
 def ranks(memory: Path) -> dict[int, int]:
-    """Their process ids."""
+    """Return the ranks' process ids."""
     found = {}
     for page in memory.glob("lockstep-agent-*/rank-*.heartbeat"):
         with suppress(OSError, ValueError):

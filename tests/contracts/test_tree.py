@@ -1,4 +1,4 @@
-"""The repository as a reader finds it: the guide's tree and places are right, and no merge was left half done."""
+"""The guide's tree and table of places are right, unit tests mirror the package, and no merge was left half done."""
 
 import re
 import runpy

@@ -1,4 +1,4 @@
-"""`lockstep verify script.py` through the real command: with a loop of lockstep's, and with none."""
+"""`lockstep verify script.py` through the real command, with and without a lockstep loop."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Everything around the step, alone and together: the same bits on any number of processes, and the right ones."""
+"""Every option of a step, alone and together: the same bits on any number of processes, and the right ones."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def test_any_number_of_processes_gives_the_same_bits(options: dict[str, Any], ar
 
 
 def test_every_option_changes_the_result() -> None:
-    """Else the test above would compare the same run with itself."""
+    """Otherwise the test above would compare equal runs."""
     plain: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
     cases = [plain, *CASES.values()]
     outcomes = [ranks(1).run(train, options, **around)[0].digest for options, around in cases]
@@ -34,7 +34,7 @@ def test_every_option_changes_the_result() -> None:
 
 
 def by_hand(kind: str, global_batch: int, steps: int, clip_norm: float) -> list[float]:
-    """One process, the whole batch at once, torch's own schedulers and clipping."""
+    """Train on one process, with the whole batch at once and torch's own schedulers and clipping."""
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(12, 40), nn.GELU(), nn.Linear(40, 5))
     optimizer = make_optimizer(kind, model)
@@ -64,7 +64,7 @@ def make_optimizer(kind: str, model: nn.Module) -> torch.optim.Optimizer:
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
 def test_the_trainer_does_what_a_loop_written_by_hand_does(kind: str) -> None:
-    """With accumulation over 4 lanes, warm-up and cosine, and clipping that clips."""
+    """With accumulation over 4 lanes, warm-up and cosine decay, and gradients above the clipping norm."""
     steps, clip_norm = 24, 0.3
     sink = RecordingSink()
     run = Run(None, World(), clip_norm=clip_norm, sinks=[sink], log_every=1)

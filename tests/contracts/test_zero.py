@@ -1,4 +1,4 @@
-"""The promise of `parallel=zero`: each rank has its part of the optimizer's state, and the bits are those of one."""
+"""The promise of `parallel=zero`: each rank has its part of the optimizer's state, and no bit changes."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -57,7 +57,7 @@ def test_unequal_shares_change_no_bit() -> None:
 
 @pytest.mark.parametrize("parts", [("zero", "ddp", 3), ("ddp", "zero", 2), ("zero", "zero", 3), ("zero", "single", 1)])
 def test_a_run_resumes_under_another_strategy(parts: tuple[str, str, int], tmp_path: Path) -> None:
-    """Saved on four processes, under one strategy, resumed under another."""
+    """Saved on four processes under one strategy, and resumed under another."""
     before, after, num_ranks = parts
     loader = {"global_batch": 40, "lanes": 8}
     for name in ("conv", "awkward"):
@@ -85,7 +85,7 @@ def test_the_norm_of_sharded_gradients_has_the_bits_of_one() -> None:
 
 
 def sizes_of_state(world: World, parallel: str) -> tuple[int, int]:
-    """Bytes of the optimizer's state on this rank; and in the user's own optimizer."""
+    """Return the bytes of the optimizer's state on this rank, and in the user's own optimizer."""
     run = Run(None, world, parallel=parallel)
     model = run.prepare(nn.Sequential(nn.Linear(300, 400), nn.Linear(400, 5)))
     optimizer = run.optimizer(model, lambda p: torch.optim.AdamW(p))
@@ -194,7 +194,7 @@ def rows(model: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, int]:
 
 
 def train_in_turns(world: World, parallel: str) -> tuple[str, list[str]]:
-    """Passes over one model, and over both; hooks, a scheduler of torch. Returns the digest, and what was told."""
+    """Train one model, then both, with hooks and a torch scheduler; return the digest and the messages."""
     run = Run(None, world, seed=3, parallel=parallel)
     one, other = run.prepare(nn.Linear(37, 60)), run.prepare(nn.Linear(60, 30))
     first = run.optimizer(one, lambda p: torch.optim.SGD(p, lr=0.01))

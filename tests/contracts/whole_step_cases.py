@@ -22,7 +22,7 @@ class Outcome(NamedTuple):
 
 
 class Normed(nn.Module):
-    """Batch norm, dropout and a head whose bias has a rate of its own."""
+    """Batch norm, dropout, and a head whose bias has its own learning rate."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Normed(nn.Module):
 
 
 def data(poison: float | None = None) -> TensorDataset:
-    """With `poison`, one sample has it in place of a number."""
+    """Return the data; `poison` replaces a number of one sample."""
     inputs = torch.randn(101, 12, generator=stream(0, "inputs"))
     if poison is not None:
         inputs[40, 3] = poison

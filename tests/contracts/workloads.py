@@ -1,4 +1,4 @@
-"""Small models of many kinds, each with its data and its step: what every promise about bits is checked on."""
+"""Small models of many kinds, each with its data and its step, on which every promise about bits is checked."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -176,7 +176,7 @@ def lstm() -> Workload:
 
 
 def gan() -> Workload:
-    """Two models, two optimizers, two passes a step; the generator has batch norm and draws its own noise."""
+    """Two models, two optimizers, two passes per step; the generator has batch norm and draws its own noise."""
 
     def start(run: Run) -> Advance:
         generator = run.prepare(nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 16)))
@@ -245,7 +245,7 @@ def awkward() -> Workload:
 
 
 def passes() -> Workload:
-    """Two backward passes in every lane, in a loop of one's own."""
+    """Two backward passes in every lane, in a custom loop."""
 
     def start(run: Run) -> Advance:
         model = run.prepare(nn.Sequential(nn.Linear(20, 32), nn.Tanh(), nn.Linear(32, 10)))
@@ -263,7 +263,7 @@ def passes() -> Workload:
 
 
 def terms() -> Workload:
-    """A loss of two terms with counts of their own."""
+    """A loss of two terms, each with its own count."""
 
     def start(run: Run) -> Advance:
         model = run.prepare(nn.Sequential(nn.Linear(20, 32), nn.Tanh(), nn.Linear(32, 10)))
@@ -288,7 +288,7 @@ def terms() -> Workload:
 
 
 class Remembering(nn.Module):
-    """Buffers of its own that every forward pass changes, each to be combined in another way."""
+    """Has buffers that every forward pass changes, each to be combined in another way."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A model whose parameters are cut at odd places, under every optimizer that `parallel=zero` accepts."""
+"""A model whose parameters are sharded at odd places, under every optimizer that `parallel=zero` accepts."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ STEPS = 4
 
 
 class Wide(nn.Module):
-    """Parameters that are cut at odd places: not a multiple of any block, some smaller than one, one a mere number."""
+    """Parameters that are sharded at odd places: no multiple of any block, some smaller than a block, one a scalar."""
 
     def __init__(self) -> None:
         super().__init__()

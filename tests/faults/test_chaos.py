@@ -91,7 +91,7 @@ def test_a_hundred_kills_and_nothing_is_lost(tmp_path: Path, seed: int) -> None:
     verdict = survive(tmp_path, 50, seed, "-n", "3", timeout_s=850)
     assert len(reached(tmp_path, "processes")) > 1, "it was resized"
     assert {"start", "step", "save", "evaluation"} <= reached(tmp_path, "moment")
-    # In which phase a rank really was when its time came depends on the machine.
+    # In which phase a rank was when it was killed depends on the machine.
     assert len({"starting", "saving", "computing", "evaluating"} & verdict["phases"].keys()) > 1
 
 

@@ -1,4 +1,4 @@
-"""A search that is killed: it resumes where it was, and no finished evaluation is made again."""
+"""A search that is killed resumes where it was, and repeats no finished evaluation."""
 
 import json
 import os
@@ -100,7 +100,7 @@ def test_a_kill_inside_a_generation_loses_only_evaluations_in_flight(tmp_path: P
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the same search, undisturbed, in one process."""
+    """Return the folder of the same search, undisturbed, in one process."""
     folder = tmp_path_factory.mktemp("alone")
     finished = run([*LOCKSTEP, "train", "planted.yaml", "--run", "alone"], folder, planted(folder))
     assert finished.code == 0, finished.err

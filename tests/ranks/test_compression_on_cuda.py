@@ -16,7 +16,7 @@ from pathlib import Path
 rank = os.environ.get("RANK", "0")
 backend = sys.argv[1]
 if backend == "nccl":
-    # NCCL refuses two ranks on one GPU of one host: let each believe in a host of its own.
+    # NCCL refuses two ranks on one GPU of one host: give each its own host id.
     os.environ |= {"NCCL_HOSTID": f"host{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
 import lockstep
 from tests.ranks import compression_workloads as compression

@@ -18,7 +18,7 @@ SCRIPT = """
 import json, os, sys
 rank = os.environ.get("RANK", "0")
 if "nccl" in sys.argv:
-    # NCCL refuses two ranks on one GPU of one host: let each believe in a host of its own.
+    # NCCL refuses two ranks on one GPU of one host: give each its own host id.
     os.environ |= {"NCCL_HOSTID": f"host{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
 import torch, lockstep
 
@@ -132,7 +132,7 @@ def train_on_a_mesh(name: str, tmp_path: Path, stop: int = 0) -> tuple[str, str,
 
 @pytest.mark.timeout(600)
 def test_a_mesh_over_nccl_trains_as_one_process_does(tmp_path: Path) -> None:
-    """In double precision; sums over ranks differ in their last bits. What is not tied is at least trained."""
+    """In double precision; sums over ranks differ in their last bits. Untied models are only trained, not compared."""
     alone = train_on_a_mesh("one process", tmp_path)[2]
     for name in mesh_cases.MESHES:
         ours = train_on_a_mesh(name, tmp_path)[2]

@@ -1,4 +1,4 @@
-"""A NaN, an infinity or an overflow on one rank: all ranks decide alike, and say whose it was."""
+"""A NaN, an infinity or an overflow on one rank: all ranks make the same decision, and name the rank."""
 
 import re
 from pathlib import Path
@@ -31,7 +31,7 @@ class Model(nn.Module):
 
     def forward(self, inputs: Tensor, marks: Tensor) -> Tensor:
         hidden = self.body(inputs)
-        # Nothing is added, but where there is a mark the gradient of the root of zero is infinite.
+        # This adds zero, but at a marked sample the gradient of the root of zero is infinite.
         hidden = hidden + (self.gate * 0 * marks.sum()).abs().sqrt() if (marks > 0).any() else hidden
         scores: Tensor = self.head(hidden)
         return scores
@@ -161,7 +161,7 @@ def test_an_overflow_on_one_rank_is_skipped_by_all_and_halves_the_scale() -> Non
 
 
 def test_what_no_loss_scale_can_mend_is_not_taken_for_an_overflow() -> None:
-    """The scale is halved down to one first; then it is the loss that is at fault."""
+    """The scale is halved down to one first; then the loss is reported."""
     for seen, text in ranks(2).run(train_on_the_culprit_alone):
         assert len(seen) == 16
         assert "the loss is not finite in lane 0 (rank 0) and in lane 1 (rank 1)" in text
@@ -204,7 +204,7 @@ def calm_loss(model: nn.Module, batch: list[Tensor]) -> tuple[Tensor, int]:
 
 
 def train_two_models(world: World, first_overflows: bool) -> list[tuple[Any, ...]]:
-    """Both have their passes before the first update."""
+    """Run both models' passes before the first update."""
     torch.set_num_threads(1)
     run = Run(None, world, sinks=[], precision="fp16")
     first, second = run.prepare(Model(batch_norm=False)), run.prepare(Model(batch_norm=False))
@@ -225,7 +225,7 @@ def train_two_models(world: World, first_overflows: bool) -> list[tuple[Any, ...
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_an_overflow_in_one_update_does_not_change_the_scale_of_anothers_gradients(num_ranks: int) -> None:
-    """The scale is another when the second update comes; its gradients are still of the old one."""
+    """The scale has changed before the second update, whose gradients were computed with the old one."""
     (calm,) = ranks(1).run(train_two_models, False)
     for seen in ranks(num_ranks).run(train_two_models, True):
         assert [entry[:2] for entry in seen] == [(False, False), (True, False)]

@@ -1,4 +1,4 @@
-"""Runs on several ranks: what they agree on, and what is said when they cannot."""
+"""Runs on several ranks: what they agree on, and the errors when they cannot."""
 
 import threading
 from collections.abc import Sequence
@@ -145,7 +145,7 @@ def test_different_loss_terms_on_different_ranks_are_an_error(names: list[list[s
 
 
 def terms(model: nn.Module, batch: Sequence[Tensor]) -> dict[str, tuple[Tensor, Any]]:
-    """Each with its own count; in some lanes the second has nothing to count."""
+    """Train with two loss terms, each with its own count; in some lanes the second counts nothing."""
     inputs, labels = batch
     scores = model(inputs)
     chosen = (labels == 0) & (inputs[:, 0] > 0)
@@ -157,7 +157,7 @@ def terms(model: nn.Module, batch: Sequence[Tensor]) -> dict[str, tuple[Tensor, 
 
 
 def some_targets(model: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """One term, with another count in each step."""
+    """Train with one loss term, whose count differs from step to step."""
     inputs, labels = batch
     chosen = (labels == 0) & (inputs[:, 0] > 0)
     return F.cross_entropy(model(inputs)[chosen], labels[chosen], reduction="sum"), chosen.sum()
@@ -215,7 +215,7 @@ def test_losses_are_normalised_alike_in_fast_mode(num_ranks: int, num_samples: i
 
 
 class Halves(nn.Module):
-    """Two layers that are used together, or the first of them alone."""
+    """Two layers, of which either both or only the first are used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -227,7 +227,7 @@ class Halves(nn.Module):
 
 
 def leave_a_layer_out(world: World) -> list[float]:
-    """The first term uses both layers in the first rank's lane alone, so elsewhere its gradients are not complete."""
+    """Use both layers in the first term on the first rank's lane only: elsewhere its gradients are incomplete."""
     run = Run(None, world, bucket_mb=1e-5)
     model = run.prepare(Halves())
     optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
@@ -255,7 +255,7 @@ def test_all_ranks_send_the_gradients_of_loss_terms_in_one_order() -> None:
 
 
 class CheckpointedTwice(nn.Module):
-    """A layer in two checkpointed places: re-entrant, each of them leaves a gradient of its own."""
+    """A layer used in two re-entrant checkpoints, each of which produces a gradient."""
 
     def __init__(self, use_reentrant: bool) -> None:
         super().__init__()
@@ -412,7 +412,7 @@ def update_after_the_loop(world: World) -> str:
     run = Run(None, world, sinks=[])
     model = run.prepare(nn.Linear(4, 3))
     optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
-    step = next(iter(run.steps(run.loader(DATA, 16), steps=1, finish=False)))  # nobody holds the loop
+    step = next(iter(run.steps(run.loader(DATA, 16), steps=1, finish=False)))  # nothing refers to the loop
     try:
         step.accumulate(lambda model, batch: (model(batch[0]).sum(), len(batch[0])), model)
         step.update(optimizer)

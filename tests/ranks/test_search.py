@@ -1,4 +1,4 @@
-"""Searches on several ranks: every design once, work shared by who is free, and the same bits on any number."""
+"""Searches on several ranks: every design once, work for whichever rank is free, and the same bits on any number."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ from tests.ranks.search_workloads import GENOME, NETWORK, ONE, cost_of, searched
 
 
 def evaluated(world: World, population_size: int, slow_rank: int | None) -> tuple[list[str], list[int], list[float]]:
-    """What this rank evaluated, how many each rank did, and the costs."""
+    """Return what this rank evaluated, how many each rank evaluated, and the costs."""
     mine = []
 
     def cost(design: dict[str, Any]) -> float:
@@ -66,7 +66,7 @@ def test_a_slow_rank_delays_no_other() -> None:
 
 
 def stopped_while_another_is_slow(world: World) -> float:
-    """When rank 0, which is to stop, goes to gather; and when rank 1 has ended its design, which takes longer."""
+    """Return when rank 0, which is to stop, starts to gather; and when rank 1 has finished its slower design."""
     noted = []
 
     def cost(design: dict[str, Any]) -> float:
@@ -110,7 +110,7 @@ def test_any_number_of_ranks_finds_the_same(tmp_path: Path, problem: str) -> Non
 
 
 def left_behind(world: World, folder: str) -> list[tuple[int, int]]:
-    """Threads and connections after a search, and after another."""
+    """Return the numbers of threads and connections after a search, and after another."""
     counts = []
     for number in range(2):
         searched(world, f"{folder}/{number}", "one")
@@ -121,11 +121,11 @@ def left_behind(world: World, folder: str) -> list[tuple[int, int]]:
 def test_a_search_leaves_no_thread_and_no_connection_behind(tmp_path: Path) -> None:
     for (threads, files), (more_threads, more_files) in ranks(2).run(left_behind, str(tmp_path)):
         assert more_threads == threads
-        assert more_files <= files, "fewer, where what a test before has left was still closing"
+        assert more_files <= files, "fewer if connections of an earlier test were still closing"
 
 
 def stopped(world: World, folder: str, after: int) -> str:
-    """Whoever has made so many evaluations is told to stop: which rank that is, is up to the machine."""
+    """Ask the first rank that has made this many evaluations to stop; which rank that is depends on the machine."""
     made = 0
 
     def cost(design: dict[str, Any]) -> float:

@@ -1,4 +1,4 @@
-"""A search whose network is on a GPU: the same bits on any number of ranks, over NCCL and over gloo."""
+"""A search with its network on a GPU: the same bits on any number of ranks, over NCCL and over gloo."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ import json, os, sys
 rank = os.environ.get("RANK", "0")
 backend = sys.argv[1]
 if backend == "nccl":
-    # NCCL refuses two ranks on one GPU of one host: let each believe in a host of its own.
+    # NCCL refuses two ranks on one GPU of one host: give each its own host id.
     os.environ |= {"NCCL_HOSTID": f"host{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
 import lockstep
 from tests.ranks.search_workloads import searched

@@ -1,4 +1,4 @@
-"""The guidance network on several ranks: the same bits on any number of them, and on from one number to another."""
+"""The guidance network on several ranks: the same bits on any number of ranks, also when resumed on another number."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ SETTINGS = NetworkSettings(steps=6, global_batch=32, lanes=2, members=2, width=1
 
 
 def train(world: World, generations: list[int], state: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-    """The digest of what was chosen and learned in the end, and the state."""
+    """Return the digest of what was chosen and learned, and the state."""
     surrogate = Surrogate(GENOME, 1, SETTINGS, world, seed=4)
     if state is not None:
         surrogate.load_state_dict(state)

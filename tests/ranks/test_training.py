@@ -1,4 +1,4 @@
-"""Training on several ranks: the global mean's gradient, exact metrics, and rank 0 alone at the disk and the screen."""
+"""Training on several ranks: the global mean's gradient, exact metrics, and only rank 0 writes and prints."""
 
 import time
 from pathlib import Path
@@ -24,7 +24,7 @@ from tests.sinks import RecordingSink
 
 
 def train_in_a_folder_of_ones_own(world: World, parent: str) -> tuple[list[str], list[str], dict[str, float]]:
-    """Ranks are given different folders and screens, so that what each writes can be told apart."""
+    """Train with a separate folder and screen for each rank, to see what each of them writes."""
     recipe, config = load_recipe("digits", ["quick=true", "model.width=4"])
     folder, screen = Path(parent) / f"of-rank-{world.rank}", RecordingSink()
     outcome = train_recipe(recipe, config, world, RunFolder(folder), [screen])
@@ -91,7 +91,7 @@ def test_the_effective_batch(batch: dict[str, int], more: dict[str, Any], expect
 
 
 class Draws(Digits):
-    """Notes what is drawn for the weights, and what the first loss draws."""
+    """Records what is drawn for the weights, and what the first loss draws."""
 
     def model(self, config: DigitsConfig) -> nn.Module:
         self.for_weights = torch.rand(1).item()

@@ -1,4 +1,4 @@
-"""The cricket recipe through the real command: it learns, alike on any number of processes and after a stop."""
+"""The cricket recipe through the real command: it learns, the same on any number of processes and after a stop."""
 
 import json
 import zipfile

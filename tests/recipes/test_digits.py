@@ -1,4 +1,4 @@
-"""The digits recipe through the real command: it learns, and leaves a run folder that says how."""
+"""The digits recipe through the real command: it learns, and leaves a complete run folder."""
 
 import json
 from collections.abc import Callable

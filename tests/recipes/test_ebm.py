@@ -1,4 +1,4 @@
-"""The ebm recipe through the real command: it learns, its curriculum resumes, and mistakes are told in a line."""
+"""The ebm recipe through the real command: it learns, its curriculum resumes, and mistakes are errors of one line."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ def evaluations(events: list[dict[str, Any]]) -> dict[int, dict[str, float]]:
 
 
 def grown_steps(events: list[dict[str, Any]]) -> dict[int, int]:
-    """The attack's steps, by the step from which they hold."""
+    """Return the attack's number of steps, by the training step from which it holds."""
     return {event["step"]: event["disguise_steps"] for event in events if "disguise_steps" in event}
 
 

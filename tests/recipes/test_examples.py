@@ -34,7 +34,7 @@ LAUNCHERS = {
 
 
 def lines_of(name: str, launcher: str, folder: Path, options: str = "--steps 3") -> list[str]:
-    # A look at the network would be an error; the port is for those who start processes without a launcher.
+    # Hugging Face must not use the network; the port is for examples that start processes without a launcher.
     variables = {"HF_HUB_OFFLINE": "1", "MASTER_PORT": str(free_port())}
     folder.mkdir(exist_ok=True)
     command = [*LAUNCHERS[launcher], str(ROOT / "examples" / f"{name}.py"), *options.split()]
@@ -128,7 +128,7 @@ def test_the_plain_twins_end_if_there_is_nothing_to_train(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("name", ["train", "gan"])
 def test_twins_train_the_same(name: str) -> None:
-    """What is to be learned from comparing them is how they train."""
+    """A reader compares the two files to see how each of them trains."""
     functions = [
         {node.name: ast.unparse(node) for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
         for path in (ROOT / "examples" / f"{name}.py", ROOT / "examples" / f"{name}_plain_ddp.py")

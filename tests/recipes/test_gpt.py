@@ -1,4 +1,4 @@
-"""The gpt recipe through the real command, and its parts: the text, the model, what it writes."""
+"""The gpt recipe through the real command, and its parts: the text, the model, the samples it writes."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""A search from Python by its config alone: in this process, and on processes of its own."""
+"""A search started from Python by its config: in this process, and on worker processes."""
 
 import sys
 from pathlib import Path

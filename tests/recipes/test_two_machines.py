@@ -22,7 +22,7 @@ class Network(NamedTuple):
 
 @contextmanager
 def two_namespaces() -> Iterator[Network]:
-    """Two hosts as far as the kernel's network is concerned. This machine's name stands for loopback on both."""
+    """Create two network namespaces, which act as two hosts. This machine's name resolves to loopback on both."""
     names = [f"lockstep-{os.getpid()}-{number}" for number in range(2)]
     try:
         try:
@@ -47,7 +47,7 @@ def _ip(arguments: str) -> None:
 
 
 def on_both(commands: list[list[str]], variables: list[dict[str, str]], folder: Path) -> str:
-    """Start both at once, each with a disk of its own; what machine 0 printed."""
+    """Run the command on both at once, each with its own disk; return what machine 0 printed."""
     with ExitStack() as stack:
         running = []
         for number, (command, environment) in enumerate(zip(commands, variables, strict=True)):

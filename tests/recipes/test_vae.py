@@ -1,4 +1,4 @@
-"""The vae recipe through the real command: it learns, draws, and does both alike on any number of processes."""
+"""The vae recipe through the real command: it learns and draws, the same on any number of processes."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the command does before the processes of a job meet."""
+"""What the command does before the processes of a job connect."""
 
 from collections.abc import Callable
 from pathlib import Path

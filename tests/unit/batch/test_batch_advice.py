@@ -12,7 +12,7 @@ LANES = 8
 
 
 def advice(sizes: dict[int, float | None], ended: str = "", processes: int = 1, **settings: Any) -> BatchAdvice:
-    """From the milliseconds that a sample takes at each size; None: it does not fit."""
+    """Return the advice for these milliseconds per sample at each size; None: the size does not fit."""
     config = Config.model_validate({"epochs": 1, "batch": {"global": 32}, "lanes": LANES, **settings})
     attempts = [BatchAttempt(size, rate is not None, 1, rate) for size, rate in sizes.items()]
     batch = global_batch(config, World(size=processes))

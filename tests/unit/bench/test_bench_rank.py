@@ -1,4 +1,4 @@
-"""Timing all contenders in this process: what is timed, what is saved, and what is left of a loop that fails."""
+"""Timing all contenders in this process: what is timed and saved, and what is recorded of a loop that fails."""
 
 from collections.abc import Callable
 from pathlib import Path

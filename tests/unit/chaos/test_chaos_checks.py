@@ -113,7 +113,7 @@ def test_a_lost_evaluation_is_found(reference: RunFolder, disturbed: Callable[..
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """A run that was really made: two epochs of three steps."""
+    """A run that was really trained: two epochs of three steps."""
 
     def loss(model: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, int]:
         inputs, labels = batch

@@ -45,7 +45,7 @@ def saved(loader: IterableLaneLoader) -> Any:
 
 
 def read_all(loader: IterableLaneLoader, start: int = 0, stop: int = STOP) -> list[Any]:
-    """Each batch, and the position after it."""
+    """Return each batch, and the position after it."""
     return [(read(batch), saved(loader)) for batch in loader.batches(start, stop)]
 
 

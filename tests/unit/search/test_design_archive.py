@@ -107,7 +107,7 @@ TWO = problem(Objective("drag"), Objective("lift", "max"))
 
 
 def archive(*generations: list[tuple[float, ...]]) -> DesignArchive:
-    """Of generations of costs; x counts the designs."""
+    """Return an archive of these generations of costs; x counts the designs."""
     made = DesignArchive(RESULT_GENOME, len(generations[0][0]))
     for number, rows in enumerate(generations):
         costs = torch.tensor(rows, dtype=torch.float64)

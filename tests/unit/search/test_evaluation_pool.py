@@ -1,4 +1,4 @@
-"""An evaluation that changes what is around it: the next one, and the run, find it as it was."""
+"""An evaluation that changes global state: the next one, and the run, find it restored."""
 
 import os
 from collections.abc import Callable

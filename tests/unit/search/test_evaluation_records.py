@@ -1,4 +1,4 @@
-"""What is on record of finished evaluations, and what of a damaged record."""
+"""The records of finished evaluations, and how damaged records are read."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Evaluating by a function: what it returns, what it draws, and what goes wrong with single designs."""
+"""Evaluating by a function or a program: results, random numbers, and failures of single designs."""
 
 import json
 import random
@@ -201,7 +201,9 @@ def test_random_numbers_of_a_design_depend_on_its_key() -> None:
     np.random.rand(7)
     random.random()
     assert evaluate(ScalarEvaluator(draws)) == all_three
-    assert ScalarEvaluator(draws).evaluate(GENOME, DESIGNS[1:2], KEYS[1:2]) == all_three[1:2], "whoever came before it"
+    assert ScalarEvaluator(draws).evaluate(GENOME, DESIGNS[1:2], KEYS[1:2]) == all_three[1:2], (
+        "whatever was evaluated before it"
+    )
     assert len({value for evaluation in all_three for value in evaluation.values}) == 9
 
 

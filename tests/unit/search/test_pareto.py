@@ -117,7 +117,7 @@ def test_of_equals_the_earlier_come_first() -> None:
 
 
 def test_a_front_that_does_not_fit_is_thinned_out_evenly() -> None:
-    """At once, all that are close together would go, and leave a gap; in rounds, who is left has more room."""
+    """If all were removed at once, everything in a crowded place would go; one by one, the rest get more room."""
     position = torch.rand(200, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     costs = torch.stack([position, 1 - position], 1)
     kept = position[select_survivors(costs, 50)].sort().values

@@ -1,4 +1,4 @@
-"""What is searched for: mistakes are told where they are made, and evaluations survive being written down."""
+"""Objectives and problems: mistakes are reported where they are made, and evaluations can be written and read back."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A recipe that does not give what it should: one line says so, and no folder is left behind."""
+"""An invalid search recipe is an error of one line, and no folder is left behind."""
 
 from pathlib import Path
 from typing import Any

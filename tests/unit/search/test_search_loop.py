@@ -1,4 +1,4 @@
-"""The loop on one process: its order, its ends, going on, and a strategy of one's own."""
+"""The search loop on one process: its order, its ends, resuming, and custom strategies."""
 
 import json
 import sys
@@ -99,7 +99,7 @@ def test_without_an_improvement_it_ends_and_stays_ended(tmp_path: Path) -> None:
 
 
 def test_without_patience_left_asking_for_more_generations_adds_none(tmp_path: Path) -> None:
-    """As if it had been asked for so many from the beginning: it would have ended there."""
+    """It would have ended at the same place if that many had been requested from the beginning."""
     flat = Problem(GENOME, (Objective("cost"),), VectorizedEvaluator(lambda designs: torch.ones(len(designs))))
     first = found(tmp_path, flat, max_generations=4, patience=3)
     assert found(tmp_path, flat, max_generations=50, patience=3) == first
@@ -194,7 +194,7 @@ def test_a_given_design_is_evaluated_first() -> None:
 
 
 class Halving:
-    """A strategy of one's own: always half of the best so far."""
+    """A custom strategy: always half of the best so far."""
 
     def __init__(self) -> None:
         self.best = torch.full((1, 4), 4.0, dtype=torch.float64)

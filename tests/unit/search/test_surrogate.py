@@ -1,4 +1,4 @@
-"""Guidance: what is chosen, what is learned, and that both can be had again to the last bit."""
+"""Guidance: what is chosen, what is learned, and that both can be repeated to the last bit."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -23,7 +23,7 @@ COUNT = 20
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """As each rank has: so small a network is slower with more."""
+    """Use one thread, as each rank does: more would slow such a small network down."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -116,7 +116,7 @@ def test_the_forecast_is_judged_before_it_learns() -> None:
 
 
 def test_the_policy_alone_steers_too() -> None:
-    """Two candidates a place, one of each kind, and a value that has learned nothing."""
+    """Two candidates per place, one of each kind, and a value network that has learned nothing."""
     made, archive = (
         make_surrogate(steps=60, guided_share=1.0, candidates=2, curriculum=(CurriculumStage(value=0.0),)),
         filled(200),
@@ -232,7 +232,7 @@ SCALING = FeatureScaling.around(GENOME, PARENTS)
 
 
 def network(**biases: float) -> SurrogateNetwork:
-    """Whose policy is the same everywhere: numbers 0–2, their spreads 3–5, options 6–8."""
+    """Return a network whose policy is the same everywhere: numbers 0–2, their spreads 3–5, options 6–8."""
     made = SurrogateNetwork(3, 3, 1, members=2, width=8, depth=1, generator=stream(0, "weights"))
     torch.nn.init.zeros_(made.policy.weight)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The guidance network: members side by side, and what they expect."""
+"""The guidance network: its members in one batched model, and what they predict."""
 
 from typing import Any
 

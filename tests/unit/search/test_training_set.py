@@ -1,4 +1,4 @@
-"""What the network is taught."""
+"""The training set of the guidance network."""
 
 import pytest
 import torch

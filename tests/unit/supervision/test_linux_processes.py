@@ -18,7 +18,7 @@ _PR_SET_NAME = 15
 
 @pytest.fixture
 def truncated_name() -> Iterator[None]:
-    """A process name that ends within a letter: the kernel keeps the first 15 bytes."""
+    """Return a process name that ends within a letter: the kernel keeps the first 15 bytes."""
     before = Path("/proc/self/comm").read_bytes().strip()
     ctypes.CDLL(None).prctl(_PR_SET_NAME, "обработка данных".encode())
     yield

@@ -1,4 +1,4 @@
-"""Activation checkpointing: which modules are recomputed, and what stays unchanged about them."""
+"""Activation checkpointing: which modules are recomputed, and what remains unchanged about them."""
 
 import copy
 import io
@@ -145,7 +145,7 @@ def test_two_backward_passes_of_one_forward_pass(model: nn.Module) -> None:
 
 
 class Sharing(nn.Module):
-    """Two modules with one buffer between them: what the first writes, the second reads."""
+    """Two modules that share a buffer: the first writes it, the second reads it."""
 
     def __init__(self) -> None:
         super().__init__()

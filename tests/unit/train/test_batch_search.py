@@ -1,4 +1,4 @@
-"""Finding the largest size that fits: in few tries, within the time, and no other error passed over."""
+"""Finding the largest size that fits: in few tries, within the time limit, and without hiding other errors."""
 
 import json
 import sys
@@ -98,7 +98,7 @@ print(json.dumps([found.largest, [(each.size, each.fits, each.why) for each in f
 
 
 def test_a_custom_loop_is_tried_within_a_part_of_the_memory(tmp_path: Path) -> None:
-    """Of the real allocator, in a fresh process: each sample takes 40 MB, and of 500 MB 425 may be taken."""
+    """With the real allocator, in a new process: each sample takes 40 MB, and 425 of 500 MB may be used."""
     finished = run([sys.executable, "-c", WITHIN_500_MB], tmp_path)
     assert finished.code == 0, finished.err
     largest, attempts, calls, is_put_back = json.loads(finished.out)

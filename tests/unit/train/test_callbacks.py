@@ -29,7 +29,7 @@ def loss(model: nn.Module, batch: list[Tensor]) -> tuple[Tensor, int]:
 
 
 class Scripted:
-    """Metrics that come out as told."""
+    """A metrics function that returns the given values in turn."""
 
     def __init__(self, *values: float) -> None:
         self.values = iter(values)

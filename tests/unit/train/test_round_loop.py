@@ -16,7 +16,7 @@ from lockstep.world.world import World
 
 
 class Walk:
-    """Something that a round changes: a position, and how it came there."""
+    """What a round changes: a position, and the path to it."""
 
     def __init__(self) -> None:
         self.position = torch.zeros(3, dtype=torch.float64)
@@ -87,7 +87,7 @@ def test_a_run_with_models_has_no_rounds(tmp_path: Path) -> None:
 
 
 def trained(steps: list[int], resume_after: int | None = None) -> dict[str, torch.Tensor]:
-    """A run without a folder, in calls of so many steps; after one of them, another run takes its place."""
+    """Train a run without a folder in calls of these numbers of steps; after one of them, continue in another run."""
     data = torch.utils.data.TensorDataset(torch.arange(24.0).reshape(12, 2) / 24, torch.ones(12, 1))
 
     def begin() -> tuple[Run, nn.Module, torch.optim.Optimizer]:

@@ -279,7 +279,7 @@ def test_arguments_are_checked() -> None:
 
 
 class Once(IterableDataset[Tensor]):
-    """A stream that can be read once only; how much was asked for is counted."""
+    """A stream that can be read only once and counts how much was read."""
 
     def __init__(self, length: int) -> None:
         self.samples = iter([(torch.ones(4), torch.tensor(0)) for _ in range(length)])

@@ -1,4 +1,4 @@
-"""One step on one process: what it computes, and what it says about misuse."""
+"""One step on one process: what it computes, and its errors on misuse."""
 
 import gc
 import random
@@ -27,7 +27,7 @@ def squared(model: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, int]:
 
 
 class Setting:
-    """A linear model whose one step sees all the data."""
+    """A linear model whose single step sees all the data."""
 
     def __init__(self, lanes: int = 4, **options: Any) -> None:
         self.run = Run(None, World(), **options)
@@ -61,7 +61,7 @@ def test_gradient_and_loss_are_those_of_the_mean_over_all_lanes(lanes: int, dete
 
 @pytest.mark.parametrize(("determinism", "lanes"), [("lockstep", 1), ("lockstep", 4), ("fast", 4)])
 def test_a_step_is_freed_at_once_with_its_batch(determinism: str, lanes: int) -> None:
-    """What refers to itself in a circle waits for the garbage collector, and its memory is not used again meanwhile."""
+    """A reference cycle would keep the memory in use until the garbage collector runs."""
     setting = Setting(lanes, determinism=determinism)
     steps = iter(setting.run.steps(setting.loader, steps=4, finish=False))
     gc.collect()

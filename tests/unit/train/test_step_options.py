@@ -1,4 +1,4 @@
-"""What can be chosen about a step, and what is refused."""
+"""The options of a step: defaults, and what is refused."""
 
 import pytest
 

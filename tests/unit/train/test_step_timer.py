@@ -60,7 +60,7 @@ def test_only_a_timed_step_reports_how_long_each_phase_took(clock: Clock) -> Non
         "rest_s": 0.5,
     }
     assert (times["num_steps"], times["elapsed_s"]) == (2, 21.0)
-    assert "travel_s" not in times, "nobody knows"
+    assert "travel_s" not in times, "it was not measured"
 
 
 def test_what_is_done_between_steps_counts_once_and_in_no_phase(clock: Clock) -> None:

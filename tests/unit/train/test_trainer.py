@@ -1,4 +1,4 @@
-"""The trainer on one process: it learns, counts, and asks the world for a device only where the script named none."""
+"""The trainer on one process: it learns, counts, and chooses a device only if the script named none."""
 
 import json
 from pathlib import Path

@@ -100,7 +100,7 @@ def test_the_checklist_comes_last_and_a_broken_promise_is_a_failure() -> None:
     )
     found = VerifyVerdict((VerifyFinding(ONE, "abc"), VerifyFinding(MANY, "abc")), checks, ("it was short",))
     assert found.lines()[1:] == ["it was short", "[x] a: seen", "[!] b: not so", "[ ] c: not checked: no folder"]
-    assert found.exit_code == 0, "who prints does not change bits"
+    assert found.exit_code == 0, "printing on the wrong rank changes no bits"
     assert [check["holds"] for check in found.as_json()["checklist"]] == [True, False, None]
     broken = ChecklistItem("it loads", False, "it does not", is_promise=True)
     assert VerifyVerdict(found.findings, (broken,)).exit_code == 3

@@ -1,4 +1,4 @@
-"""Reading Cricsheet's files: the outcome of each ball, and one clear line for whatever is wrong."""
+"""Reading Cricsheet's files: the outcome of each ball, and one clear line for every error."""
 
 import copy
 import json

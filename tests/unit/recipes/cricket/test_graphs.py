@@ -1,4 +1,4 @@
-"""Graphs and network: no ball hears of its own outcome or of a later one; losses are counted by ball."""
+"""Graphs and network: no ball sees its own outcome or a later one; losses are counted by ball."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ MEMORY = 5
 
 
 def network(dropout: float = 0.0, identity_dropout: float = 0.0) -> CricketNet:
-    """Not as it begins, when it is the table: every weight does something."""
+    """Return a network in which every weight matters; at its start it only repeats the table."""
     torch.manual_seed(0)
     log_table = torch.from_numpy(LEAGUE.table.chances).log().float()
     net = CricketNet(log_table, Sizes(LEAGUE.num_players, MEMORY, 16, 4, 2, 2), dropout, identity_dropout)
@@ -47,7 +47,7 @@ def test_each_ball_is_paired_with_those_just_before_it() -> None:
 
 @pytest.mark.parametrize("place", [0, 1, 30, 90])
 def test_predictions_do_not_change_by_one_bit_when_the_future_does(place: int) -> None:
-    """From ball `place` on, every outcome is another: what is said of the balls up to and with it stays."""
+    """Every outcome from ball `place` on changes; the predictions up to and including that ball stay the same."""
     match = MATCHES[-1]
     balls = list(match.innings[0].deliveries)
     for number in range(place, len(balls)):

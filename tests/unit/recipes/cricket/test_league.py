@@ -1,4 +1,4 @@
-"""What is known before a ball, and of whom: the scoreboard, careers, the table model, and splits that do not leak."""
+"""What is known before a ball: the scoreboard, careers, the table model; and splits that do not leak."""
 
 from collections.abc import Iterable
 
@@ -34,7 +34,7 @@ def innings(balls: Iterable[Delivery], target: int | None = None) -> Innings:
 
 
 def with_other_outcomes(match: Match) -> Match:
-    """Every ball a six."""
+    """Return the match with a six from every ball."""
     changed = [
         each._replace(
             deliveries=tuple(
@@ -147,7 +147,7 @@ def test_careers_are_of_earlier_days_and_earlier_innings_only() -> None:
     first, second = league.test[0], league.test[1]
     assert first.match == second.match
     place = next(number for number, match in enumerate(MATCHES) if match.name == first.match)
-    # The second innings, and all that comes later, made another: the first innings' players bring the same.
+    # If the second innings and everything later changes, the figures of the first innings' players stay the same.
     changed = [*MATCHES[:place], *(with_other_outcomes(match) for match in MATCHES[place:])]
     kept = changed[place].innings[1:]
     changed[place] = changed[place]._replace(innings=(MATCHES[place].innings[0], *kept))

@@ -1,4 +1,4 @@
-"""The ebm recipe's data: families of outsiders, pairs, and loaders that share both out."""
+"""The ebm recipe's data: families of outsiders, pairs, and loaders that distribute both over the ranks."""
 
 import re
 import struct
@@ -93,7 +93,7 @@ def test_cut_ups_have_an_originals_pixels_in_another_order_and_blends_two_classe
 
 
 def epoch_of(loader: LaneLoader, epoch: int) -> list[list[Tensor]]:
-    """What this rank's lanes get in an epoch."""
+    """Return what this rank's lanes get in an epoch."""
     numbers = range(epoch * len(loader), (epoch + 1) * len(loader))
     batches = loader.batches(numbers.start, numbers.stop)
     return [lane.data for batch in batches for lane in batch.lanes if lane.size]

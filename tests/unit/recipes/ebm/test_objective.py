@@ -1,4 +1,4 @@
-"""The ebm recipe's loss, its curriculum, and what it is judged by."""
+"""The ebm recipe's loss, its curriculum and its metrics."""
 
 from math import nan
 from types import SimpleNamespace
@@ -109,7 +109,7 @@ def test_terms_are_sums_over_images() -> None:
 
 
 class Log:
-    """What a curriculum says to a trainer's run."""
+    """The part of a trainer's run that a curriculum logs to."""
 
     def __init__(self) -> None:
         self.said: list[dict[str, Any]] = []
@@ -137,7 +137,7 @@ def test_a_curriculum_that_ends_before_it_begins_is_refused() -> None:
 
 
 class Brightness(nn.Module):
-    """Knows dark images from bright ones, and classes by their first pixel."""
+    """Tells dark images from bright ones, and classes by their first pixel."""
 
     def forward(self, images: Tensor) -> Tensor:
         is_second = images[:, 0, 0, :1] > 0.25

@@ -1,4 +1,4 @@
-"""Many images as one."""
+"""Many images arranged in one."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def test_values_are_clipped_and_detached_from_the_model() -> None:
 
 
 class Fixed(nn.Module):
-    """Takes an image for the class that its first pixel says."""
+    """Predicts the class that an image's first pixel names."""
 
     def forward(self, pixels: Tensor) -> Tensor:
         assert not self.training

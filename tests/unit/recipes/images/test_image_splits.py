@@ -11,7 +11,7 @@ from lockstep.recipes.images.image_splits import Augmented, Images
 
 
 def coloured(count: int = 6, side: int = 5) -> Images:
-    """No two pixels alike, none black."""
+    """Return images without equal pixels, and none of them black."""
     pixels = (torch.arange(count * side * side) % 255 + 1).to(torch.uint8).view(count, 1, side, side)
     return Images(pixels, torch.arange(count))
 

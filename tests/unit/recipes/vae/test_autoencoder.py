@@ -1,4 +1,4 @@
-"""The vae recipe's model: shapes, what an image and its code cost, what is drawn."""
+"""The vae recipe's model: shapes, the cost of an image and its code, what is drawn."""
 
 from math import log
 

@@ -1,4 +1,4 @@
-"""How the vae recipe judges a model: active units, likeness to real images; and how beta rises."""
+"""The vae recipe's metrics: active units and likeness to real images; and how beta rises."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -23,7 +23,7 @@ def test_units_are_active_whose_means_differ_from_image_to_image() -> None:
 
 
 def real_images(seed: int, count: int) -> torch.Tensor:
-    """Every image has one grey value all over, any from 0 to 1: what could be more regular?"""
+    """Return images that are one grey value from 0 to 1 all over, a very regular data set."""
     return torch.rand(count, 1, 1, 1, generator=stream(seed, "greys")).expand(count, 1, 4, 4)
 
 

@@ -1,4 +1,4 @@
-"""The vae recipe's pictures: what stands where in them."""
+"""The vae recipe's pictures: which image is where."""
 
 import torch
 
@@ -14,7 +14,7 @@ def small_model() -> Autoencoder:
 
 
 def tiles(picture: torch.Tensor, rows: int) -> torch.Tensor:
-    """The images in a picture of ten columns, without the frames, as (rows, columns, 1, 8, 8)."""
+    """Return the images in a picture of ten columns, without the frames, as (rows, columns, 1, 8, 8)."""
     side = (picture.shape[2] + 1) // 10  # with the line after it
     factor = (side - 1) // 10
     found = [

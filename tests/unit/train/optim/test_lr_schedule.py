@@ -35,7 +35,7 @@ def rates(optimizer: Optimizer) -> list[float]:
 
 
 def torchs_rates(make: MakeScheduler) -> Iterator[list[float]]:
-    """The rates that each update sees, driven as torch's manual says."""
+    """Yield the rates that each update sees, with the scheduler used as torch's documentation says."""
     optimizer = optimizer_of_two_groups()
     scheduler = make(optimizer)
     while True:

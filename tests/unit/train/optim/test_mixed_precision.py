@@ -67,7 +67,7 @@ def test_the_contexts_can_be_entered_repeatedly() -> None:
 
 
 class Telling(nn.Module):
-    """Remembers the types it computed in; its backward pass is written in Python, which autocast would reach too."""
+    """Records the dtypes it computed in; its backward pass is written in Python, so autocast could affect it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""After the gradient, with several models: each update concerns its own."""
+"""Updates with several models: each update concerns only its own model."""
 
 from pathlib import Path
 
@@ -102,7 +102,7 @@ def spoiled(model: nn.Module, batch: list[Tensor]) -> tuple[Tensor, int]:
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("spoils", [(True, False), (False, True), (True, True)])
 def test_skipped_updates_of_two_models_with_batch_norm(spoils: tuple[bool, bool], together: bool, lanes: int) -> None:
-    """Both have their passes before the first update. What is skipped leaves its model as it was before the passes."""
+    """Both models have their passes before the first update. A skipped update leaves its model as before them."""
     run = Run(None, World(), on_nonfinite="skip", sinks=[])
     models = [run.prepare(nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))) for _ in range(2)]
     optimizers = [run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1)) for model in models]

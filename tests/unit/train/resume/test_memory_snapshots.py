@@ -1,4 +1,4 @@
-"""Snapshots in one process: a run that dies goes on from memory, and neither the answer nor the ledger shows it."""
+"""Snapshots in one process: a run that dies resumes from memory, with the same result and the same ledger."""
 
 import os
 import random
@@ -45,12 +45,12 @@ DATA = {"indexed": INDEXED, "stream": Stream()}
 
 
 class Death(Exception):
-    """Stands for a kill: nothing is saved, waited for or removed after it."""
+    """Simulates a kill: nothing is saved, waited for or removed after it."""
 
 
 @pytest.fixture(autouse=True)
 def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Under an agent that restarts, with a snapshot after every step."""
+    """Run as under an agent that restarts, with a snapshot after every step; return the folder in memory."""
     folder = tmp_path / "memory"
     folder.mkdir()
     monkeypatch.setenv("LOCKSTEP_MEMORY", str(folder))
@@ -67,7 +67,7 @@ def loss(model: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, int]:
 
 
 def train(folder: Path, die_in: int | None = None, stop_after: int | None = None, **options: Any) -> str:
-    """Its digest; before a step's body ends, all that was begun to be saved is."""
+    """Train and return the digest; every save has finished before the step's body ends."""
     checkpoints = options.get("checkpoints", CheckpointPolicy(DISK_EVERY))
     run = Run(folder, World(), seed=1, sinks=[])
     run.stop_after = stop_after
@@ -95,7 +95,7 @@ def die(folder: Path, in_step: int, **options: Any) -> None:
 
 
 def resumed(folder: Path) -> list[str | None]:
-    """What each attempt has gone on from, without the folders above."""
+    """Return what each attempt has resumed from, without the folders above."""
     starts = [event["resumed"] for event in read_jsonl(folder / "events.jsonl") if event["kind"] == "start"]
     return [None if path is None else "/".join(Path(path).parts[-2:]) for path in starts]
 
@@ -111,7 +111,7 @@ def own(memory: Path, besides: str = "") -> Path:
 
 @pytest.fixture(scope="module")
 def digest(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What an undisturbed run without snapshots comes to."""
+    """Return the digests of undisturbed runs without snapshots."""
     place = tmp_path_factory.mktemp("undisturbed")
     return {kind: train(place / kind, data=kind, checkpoints=CheckpointPolicy(memory=False)) for kind in DATA}
 
@@ -127,7 +127,7 @@ def is_kept(step: int, start: int) -> bool:
 
 
 def newest_kept(start: int, die_in: int) -> int:
-    """The step that the next attempt resumes from."""
+    """Return the step that the next attempt resumes from."""
     return max([start, *(step for step in range(start + 1, die_in) if is_kept(step, start))])
 
 
@@ -309,7 +309,10 @@ def test_a_snapshot_that_does_not_continue_the_newest_checkpoint_is_not_used(
     kept = tmp_path / "kept"
     shutil.copytree(own(memory), kept)
     die(folder, 6, checkpoints=CheckpointPolicy(5))
-    for step, parent in ((3, "an earlier step"), (8, "no parent")):  # of no parent: as if the commits were another's
+    for step, parent in (
+        (3, "an earlier step"),
+        (8, "no parent"),
+    ):  # without a parent: as if the commits belonged to another run
         shutil.rmtree(own(memory))
         shutil.copytree(kept, own_path := memory / f"lockstep-{os.geteuid()}-{run_id(folder)}")
         own_path.chmod(0o700)
@@ -358,9 +361,7 @@ def test_a_failed_save_to_disk_loses_no_snapshot(tmp_path: Path, memory: Path, d
 
 
 @pytest.mark.parametrize("what", ["a link", "open to others", "a file"])
-def test_a_folder_that_others_can_write_is_refused(
-    tmp_path: Path, memory: Path, digest: dict[str, str], what: str
-) -> None:
+def test_only_a_private_folder_is_used(tmp_path: Path, memory: Path, digest: dict[str, str], what: str) -> None:
     folder = tmp_path / "run"
     die(folder, 1)
     place = own(memory)
@@ -384,7 +385,7 @@ def test_a_folder_that_others_can_write_is_refused(
 def test_too_little_memory_is_reported_with_the_sizes(tmp_path: Path, memory: Path, digest: dict[str, str]) -> None:
     folder = tmp_path / "run"
     with mounted(memory, "-t", "tmpfs", "-o", "size=1m", "none"):
-        fill(memory, left_bytes=100_000)  # enough, but not for others besides
+        fill(memory, left_bytes=100_000)  # enough for this one, but not for others as well
         die(folder, 4)
         assert not list(memory.rglob("step-*"))
         (text,) = incident_texts(folder)
@@ -399,7 +400,7 @@ def test_too_little_memory_is_reported_with_the_sizes(tmp_path: Path, memory: Pa
 def test_a_full_memory_costs_no_more_than_the_snapshots(
     tmp_path: Path, memory: Path, digest: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody fills it between our look at it and the writing."""
+    """The memory fills up between the check and the write."""
     monkeypatch.setattr(memory_snapshots, "why_no_room", lambda *_: None)
     folder = tmp_path / "run"
     with mounted(memory, "-t", "tmpfs", "-o", "size=1m", "none"):

@@ -30,7 +30,7 @@ def test_units_by_class_are_inner_before_outer() -> None:
         (1000, ["blocks.1.wide", "blocks.0.wide", ""]),  # 1,100 each; the rest of a block has 206
         (1200, ["blocks.1", "blocks.0", ""]),
         (200, ["attention", "blocks.1.narrow", "blocks.1.wide", "blocks.0.narrow", "blocks.0.wide", ""]),
-        # Not attention's own layer, which nobody calls; not a list of blocks; not what is tied to something outside;
+        # Not attention's own layer, which is never called; not a list of blocks; not a layer tied to one outside;
         # not an embedding, whose weight may be used elsewhere.
         (100, ["attention", "blocks.1.narrow", "blocks.1.wide", "blocks.0.narrow", "blocks.0.wide", ""]),
         (2500, [""]),

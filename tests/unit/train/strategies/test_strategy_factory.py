@@ -25,7 +25,7 @@ def chosen(size: int, **options: Any) -> tuple[str, str]:
 
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Sets the memory of every device."""
+    """Return a function that sets the memory of every device."""
 
     def set_to(num_bytes: int) -> None:
         monkeypatch.setattr(strategy_factory, "available_memory_bytes", lambda: num_bytes)

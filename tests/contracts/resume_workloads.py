@@ -1,12 +1,11 @@
 """A run in which every part has state, to be stopped and resumed."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -14,6 +13,7 @@ from lockstep.errors import Stopped
 from lockstep.train.optim.lr_schedule import Schedule
 from lockstep.train.run import Run
 from lockstep.world.world import World
+from tests.classification import loss
 
 
 class Noisy(Dataset[tuple[Tensor, int]]):
@@ -44,11 +44,6 @@ class Curriculum:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.difficulty, self.seen = state["difficulty"], state["seen"]
         self.draws.setstate(state["draws"])
-
-
-def loss(model: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, int]:
-    inputs, labels = batch
-    return F.cross_entropy(model(inputs), labels, reduction="sum"), len(labels)
 
 
 class Ended(NamedTuple):

@@ -23,7 +23,8 @@ from lockstep.train.resume.checkpoint_policy import CheckpointPolicy
 from lockstep.train.run import Run
 from lockstep.train.trainer import Trainer
 from lockstep.world.world import World
-from tests.contracts.resume_workloads import Ended, Noisy, loss, train_all
+from tests.classification import loss
+from tests.contracts.resume_workloads import Ended, Noisy, train_all
 from tests.contracts.workloads import WORKLOADS, Trained, train
 from tests.unit.data.datasets import Cursors, Lines, Plain
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import IterableDataset, TensorDataset
@@ -30,14 +29,8 @@ from lockstep.train.run import Run
 from lockstep.train.train_job import train_recipe
 from lockstep.train.trainer import Trainer
 from lockstep.world.world import World
+from tests.classification import DATA, loss
 from tests.commands import LOCKSTEP, run
-
-DATA = TensorDataset(torch.randn(64, 4, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 3)
-
-
-def loss(model: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, int]:
-    inputs, labels = batch
-    return F.cross_entropy(model(inputs), labels, reduction="sum"), len(labels)
 
 
 class Script:

@@ -12,7 +12,8 @@ from lockstep.train.optim.lr_schedule import Schedule
 from lockstep.train.run import Run
 from lockstep.train.trainer import Trainer
 from lockstep.world.world import World
-from tests.contracts.whole_step_cases import CASES, data, loss, train
+from tests.classification import loss
+from tests.contracts.whole_step_cases import CASES, data, train
 from tests.sinks import RecordingSink
 
 

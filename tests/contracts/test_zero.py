@@ -16,9 +16,10 @@ from lockstep.errors import UserError
 from lockstep.testing import ranks
 from lockstep.train.run import Run
 from lockstep.world.world import World
+from tests.classification import loss
 from tests.contracts.bit_cases import CASES, Case, assert_same, digests, digests_alone
 from tests.contracts.workloads import train
-from tests.contracts.zero_workloads import OPTIMIZERS, STEPS, Wide, data, loss, train_wide
+from tests.contracts.zero_workloads import OPTIMIZERS, STEPS, Wide, data, train_wide
 
 # Where sharding the optimizers could matter: how lanes become gradients is the subject of test_bits.py.
 SHARDED = {

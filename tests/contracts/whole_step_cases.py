@@ -12,6 +12,7 @@ from lockstep.train.optim.optimizer_factory import parameter_groups
 from lockstep.train.run import Run
 from lockstep.world.keyed_random import stream
 from lockstep.world.world import World
+from tests.classification import loss
 
 
 class Outcome(NamedTuple):
@@ -40,11 +41,6 @@ def data(poison: float | None = None) -> TensorDataset:
     if poison is not None:
         inputs[40, 3] = poison
     return TensorDataset(inputs, torch.randint(0, 5, (101,), generator=stream(0, "labels")))
-
-
-def loss(model: nn.Module, batch: list[Tensor]) -> tuple[Tensor, int]:
-    inputs, labels = batch
-    return F.cross_entropy(model(inputs), labels, reduction="sum"), len(labels)
 
 
 def metrics(model: nn.Module, batch: list[Tensor]) -> dict[str, tuple[Tensor, int]]:

@@ -17,6 +17,7 @@ from lockstep.train.run import Run
 from lockstep.train.step import Step
 from lockstep.world.keyed_random import stream
 from lockstep.world.world import World
+from tests.classification import loss as cross_entropy
 
 Advance = Callable[[Step], None]
 
@@ -64,11 +65,6 @@ def _noise(name: str, *shape: int) -> Tensor:
 
 def _labels(name: str, high: int, *shape: int) -> Tensor:
     return torch.randint(0, high, shape, generator=stream(0, "labels", name))
-
-
-def cross_entropy(model: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, int]:
-    inputs, labels = batch
-    return F.cross_entropy(model(inputs), labels, reduction="sum"), len(labels)
 
 
 def _classifier(make_model: Callable[[], nn.Module], data: TensorDataset) -> Workload:

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
@@ -15,6 +14,7 @@ import lockstep
 from lockstep.errors import Stopped
 from lockstep.train.run import Run
 from lockstep.world.world import World
+from tests.classification import loss
 from tests.contracts.workloads import Trained
 
 STEPS = 4
@@ -32,11 +32,6 @@ class Wide(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         scores: Tensor = self.second(self.first(inputs).tanh()) * self.scale
         return scores
-
-
-def loss(model: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, int]:
-    inputs, labels = batch
-    return F.cross_entropy(model(inputs), labels, reduction="sum"), len(labels)
 
 
 def data() -> TensorDataset:

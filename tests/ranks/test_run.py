@@ -19,13 +19,7 @@ from lockstep.events.jsonl import read_jsonl
 from lockstep.testing import RanksFailed, ranks
 from lockstep.train.run import Run
 from lockstep.world.world import World
-
-DATA = TensorDataset(torch.randn(64, 4, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 3)
-
-
-def loss(model: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, int]:
-    inputs, labels = batch
-    return F.cross_entropy(model(inputs), labels, reduction="sum"), len(labels)
+from tests.classification import DATA, loss
 
 
 def part_ways(world: World) -> str:

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
 import lockstep
 from lockstep.engine.fast_engine import FastEngine
@@ -20,14 +19,8 @@ from lockstep.errors import UserError
 from lockstep.events.jsonl import read_jsonl
 from lockstep.train.run import Run
 from lockstep.world.world import World
+from tests.classification import DATA, loss
 from tests.sinks import RecordingSink
-
-DATA = TensorDataset(torch.randn(64, 4, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 3)
-
-
-def loss(model: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, int]:
-    inputs, labels = batch
-    return F.cross_entropy(model(inputs), labels, reduction="sum"), len(labels)
 
 
 def train(run: Run, model: nn.Module | None = None, data: Any = DATA, epochs: int = 1, **options: Any) -> nn.Module:

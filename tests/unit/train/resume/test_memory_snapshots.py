@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset, TensorDataset
 
@@ -29,6 +28,7 @@ from lockstep.train.resume.checkpoint_policy import CheckpointPolicy
 from lockstep.train.resume.progress import ConsumedSamples
 from lockstep.train.run import Run
 from lockstep.world.world import World
+from tests.classification import loss
 from tests.faults.disk_runs import fill, mounted
 
 STEPS = 11
@@ -59,11 +59,6 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setattr(memory_snapshots, name, 0.0)
     monkeypatch.setattr(memory_snapshots, "_COST", float("inf"))
     return folder
-
-
-def loss(model: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, int]:
-    inputs, labels = batch
-    return F.cross_entropy(model(inputs), labels, reduction="sum"), len(labels)
 
 
 def train(folder: Path, die_in: int | None = None, stop_after: int | None = None, **options: Any) -> str:

@@ -61,16 +61,15 @@ def test_data_workers_end_with_the_loop(leaves_early: bool) -> None:
     run = Run(None, World())
     model = run.prepare(nn.Linear(4, 3))
     optimizer = run.optimizer(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    num_steps = 0
+    before, num_workers = set(multiprocessing.active_children()), []
     for step in run.steps(run.loader(DATA, 16, workers=1), steps=3, finish=False):
         step.accumulate(loss, model)
         step.update(optimizer)
-        num_steps += 1
-        assert multiprocessing.active_children()
+        num_workers.append(len(set(multiprocessing.active_children()) - before))
         if leaves_early:
             break
-    assert num_steps == (1 if leaves_early else 3)
-    assert not multiprocessing.active_children()
+    assert num_workers == ([1] if leaves_early else [1, 1, 1])
+    assert set(multiprocessing.active_children()) == before
 
 
 def test_other_settings_in_the_same_folder_are_refused(tmp_path: Path) -> None:

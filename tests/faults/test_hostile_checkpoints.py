@@ -65,8 +65,9 @@ def refusal(checkpoint: Path) -> str:
     assert line.startswith(f"{checkpoint}: ")
     assert line.isprintable()
     assert len(line) < len(str(checkpoint)) + 400
-    with pytest.raises(CheckpointError):
+    with pytest.raises(CheckpointError) as caught:
         store.load(2)
+    assert str(caught.value) == line
     return line
 
 

@@ -216,7 +216,7 @@ def test_several_objectives() -> None:
     assert made.train(archive, 0)["value_loss"] > 0
     chosen = choose(made, archive)
     assert len(chosen) == COUNT and archive.find(chosen) == [None] * COUNT
-    assert -1.0 <= made.train(archive, 0)["rank_correlation"] <= 1.0
+    assert 0.0 < made.train(archive, 0)["rank_correlation"] <= 1.0, "it has learned something"
 
 
 def test_how_many_are_compared_at_a_time_does_not_matter_to_one_objective(monkeypatch: pytest.MonkeyPatch) -> None:

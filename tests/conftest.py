@@ -1,4 +1,4 @@
-"""What holds for every test: it leaves nothing behind, and what it starts hears Ctrl-C."""
+"""Fixtures for every test: it leaves nothing behind, and the processes that it starts receive Ctrl-C."""
 
 import signal
 
@@ -18,6 +18,6 @@ __all__ = [
 
 
 def pytest_configure() -> None:
-    """Where the tests themselves were started to ignore it, as a shell's background jobs are, their children would."""
+    """Handle SIGINT even if pytest was started with it ignored, as background jobs are: child processes inherit it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

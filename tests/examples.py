@@ -1,4 +1,4 @@
-"""The scripts of examples/ in this very process: what one process alone comes to, without the cost of starting it."""
+"""Run the scripts of examples/ in this process: the result of one process, without the cost of starting one."""
 
 import json
 import runpy
@@ -14,12 +14,12 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def train_alone(folder: Path, *, epochs: int) -> str:
-    """The digest of `train.py --global-batch 64`."""
+    """Return the digest of `train.py --global-batch 64`."""
     return _digest("train", folder, World(), epochs, 64, str(folder))
 
 
 def spawn_alone(folder: Path, *, epochs: int, wrap: str) -> str:
-    """The digest of `spawn.py`."""
+    """Return the digest of `spawn.py`."""
     return _digest("spawn", folder, World(), Namespace(epochs=epochs, wrap=wrap, run_dir=str(folder)))
 
 

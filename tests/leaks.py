@@ -1,9 +1,9 @@
-"""The guard around every test: it fails a test that leaves something behind, names it, and clears it away.
+"""The guard around every test: it fails a test that leaves something behind, names what was left, and removes it.
 
-A pytest plugin: conftest.py takes its fixtures and hooks for this suite; `-p tests.leaks` gives them to any other.
+A pytest plugin: conftest.py imports its fixtures and hooks for this suite; `-p tests.leaks` loads them in any other.
 
-Where pytest-xdist runs tests side by side, nobody can say whose a new file in shared memory is: there it is looked for
-once, when all tests are over.
+When pytest-xdist runs tests side by side, a new file in shared memory may come from any of them, so shared memory is
+checked once, when all tests are over.
 """
 
 import os
@@ -42,7 +42,7 @@ _TOOLS_VARIABLES = frozenset(
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Everything a test could leave changed, as it is at one moment."""
+    """Everything that a test could leave changed, at one moment."""
 
     processes: frozenset[int]
     threads: frozenset[threading.Thread]
@@ -53,7 +53,7 @@ class Surroundings:
 
     @classmethod
     def now(cls, folders: Iterable[Path], *, is_alone: bool) -> "Surroundings":
-        """`is_alone`: no other worker of the session runs tests meanwhile."""
+        """`is_alone`: no other worker of the session runs tests at the same time."""
         return cls(
             processes=frozenset(_descendants(os.getpid())),
             threads=frozenset(threading.enumerate()),
@@ -66,7 +66,7 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class Leaks:
-    """What differs between two moments, less what is allowed to."""
+    """What differs between two moments, except for what may differ."""
 
     processes: list[psutil.Process]
     threads: list[threading.Thread]
@@ -104,7 +104,7 @@ class Leaks:
         return bool(self.processes or self.threads or self.shared_memory)
 
     def clear(self, before: Surroundings) -> None:
-        """Put right what the next test would stumble over. Files stay: they may be somebody's work."""
+        """Undo what would disturb the next test. Files are kept: they may be the user's."""
         for process in self.processes:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -155,7 +155,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def _has_workers(session: pytest.Session) -> bool:
-    """Is this the process that shares out the tests?"""
+    """Whether this process distributes the tests to workers."""
     return bool(getattr(session.config.option, "tx", None))
 
 
@@ -185,7 +185,7 @@ def _shared_memory() -> frozenset[str]:
 
 
 def _is_of_a_killed_process(name: str) -> bool:
-    """A file that other libraries make for a moment, and leave if the process is killed just then. Tests kill many.
+    """Whether it is a file that other libraries create briefly, and leave if their process is killed just then.
 
     Torch sends tensors through `torch_PID_…`; glibc's `sem_open` makes `sem.` with six random characters and renames it
     (multiprocessing's semaphores are called `sem.mp-…`, so one of these that stays is still a leak).
@@ -196,9 +196,9 @@ def _is_of_a_killed_process(name: str) -> bool:
 
 
 def _descendants(pid: int) -> list[int]:
-    """All processes that it has started, and that these have; psutil goes through those of the whole machine."""
+    """Return all descendants of a process. psutil would go through all processes of the machine."""
     children: list[int] = []
-    with suppress(OSError):  # it has ended meanwhile
+    with suppress(OSError):  # the process has ended
         for path in Path(f"/proc/{pid}/task").glob("*/children"):
             children += map(int, path.read_text().split())
     return [*children, *(each for child in children for each in _descendants(child))]
@@ -225,12 +225,12 @@ def _command(process: psutil.Process) -> str:
 
 
 def _is_foreign(thread: threading.Thread) -> bool:
-    """Not the test's doing: pytest-timeout's timer, and threads that C++ started and Python only met."""
+    """Whether the test did not start it: pytest-timeout's timer, or a thread that C++ code started."""
     return thread.name.startswith("pytest_timeout") or isinstance(thread, threading._DummyThread)
 
 
 def _is_anothers(path: str) -> bool:
-    """Does a process outside this test session hold the file? Then it made it: a second session, say."""
+    """Whether a process outside this test session, such as a second session, holds the file."""
     ours = {os.getpid(), *_descendants(os.getpid())}
     for process in psutil.process_iter():
         with suppress(psutil.Error):

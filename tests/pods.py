@@ -5,7 +5,7 @@ from typing import Any
 
 
 def as_kubernetes_starts_it(container: dict[str, Any], index: int) -> list[str]:
-    """The words of a container's command in the pod with this index: known $(NAME)s are replaced, and $$ means $."""
+    """Return a container's command in the pod with this index: known $(NAME)s are replaced, and $$ means $."""
 
     def expanded(found: re.Match[str]) -> str:
         if found[0] == "$$":

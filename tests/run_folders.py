@@ -24,7 +24,7 @@ def start(step: int = 0, *, attempt: int = 1, **fields: Any) -> dict[str, Any]:
 
 
 def timed(step: int, *, attempt: int = 1, **fields: Any) -> dict[str, Any]:
-    """A timed step, as a rank writes it."""
+    """Return a timed step, as a rank writes it."""
     times = {"data_s": 0.01, "compute_s": 0.1, "exchange_s": 0.02, "update_s": 0.03, "rest_s": 0.0}
     others = {"saving_s": 0.0, "evaluating_s": 0.0, "elapsed_s": 1.6, "num_steps": 10, "num_lanes": 2}
     return event("step", step, attempt=attempt, **{**times, **others, **fields})
@@ -52,7 +52,7 @@ def append(path: Path, lines: Iterable[dict[str, Any]]) -> None:
 
 
 def finished_run(folder: Path, processes: int = 2, *, digest: str = "ab" * 32, speed: float = 1.0) -> Path:
-    """A run of forty steps, evaluated twice and saved once."""
+    """Write a run of forty steps, evaluated twice and saved once."""
     steps = range(10, 50, 10)
     events = [start(processes=processes, speed_up_bound=float(processes))]
     events += [event("step", step, loss=4.0 / step, lr=0.1, epoch=0, samples=64) for step in steps]
@@ -66,7 +66,7 @@ def finished_run(folder: Path, processes: int = 2, *, digest: str = "ab" * 32, s
 
 
 def search_run(folder: Path) -> Path:
-    """A search over two generations of four designs, of which one failed in each."""
+    """Write a search over two generations of four designs, one of which failed in each."""
     setup = {"total_rounds": 2, "objectives": {"mass": "min", "grip": "max"}, "genes": 3, "population": 4}
     best = {"mass": 1.0, "grip": 5.0}
     events = [event("start", 0, processes=2, guided=True, **setup)]

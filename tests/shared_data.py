@@ -1,4 +1,4 @@
-"""Real data that does not come with the repository: a test that needs some is skipped, by name, where it is absent."""
+"""Real data that does not come with the repository: a test that needs it is skipped where it is absent."""
 
 from pathlib import Path
 

@@ -3,7 +3,7 @@
 from lockstep.events.event_log import Event
 
 
-class Kept:
+class RecordingSink:
     """Keeps the events that it receives."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What is trained to compare bits: every workload, and settings under which a mistake would show."""
+"""The runs whose bits are compared: every workload, with settings under which a mistake would show."""
 
 from typing import Any, NamedTuple
 
@@ -49,7 +49,7 @@ def digests(case: Case, num_ranks: int, **more: Any) -> Trained:
 
 
 def digests_alone(case: Case) -> Trained:
-    """On one process; trained once in a session."""
+    """Return the digests of a run on one process; it is trained once per session."""
     if repr(case) not in _ALONE:
         _ALONE[repr(case)] = digests(case, 1)
     return _ALONE[repr(case)]

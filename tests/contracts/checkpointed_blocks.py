@@ -27,7 +27,7 @@ class Passed(NamedTuple):
 
 
 class Block(nn.Module):
-    """Draws from every stream, has batch norm and a buffer that it reads and changes; results in a nest, keywords."""
+    """Draws from every stream, has batch norm and a buffer that it changes; takes keywords, returns a nest."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ def train_blocks(world: World, lanes: int, **options: Any) -> Trained:
     losses = []
     for step in run.steps(run.loader(data, 40, lanes=lanes), steps=4, finish=False):
         for inputs, labels in step.lanes:
-            # The second forward pass draws on where the first one, whose backward pass comes between, has stopped.
+            # The second forward pass continues the random streams, although a backward pass comes between.
             step.backward(*cross_entropy(model, (inputs, labels)), more=True)
             step.backward(cross_entropy(model, (-inputs, labels))[0], 0)
         step.update(optimizer)
@@ -86,7 +86,7 @@ def train_blocks(world: World, lanes: int, **options: Any) -> Trained:
 
 
 def sharded_gradients(world: World) -> list[list[Tensor]]:
-    """Of FSDP2, without checkpointing, with it, and with it chosen after the sharding."""
+    """Return the gradients under FSDP2 without checkpointing, with it, and with it applied after the sharding."""
     torch.set_num_threads(1)
     found = []
     for when in ("never", "before", "after"):
@@ -101,7 +101,7 @@ def sharded_gradients(world: World) -> list[list[Tensor]]:
             assert checkpoint_activations(model, classes=["TransformerEncoderLayer"]) == checkpoint_activations(model)
             assert all("forward" in block.__dict__ for block in model.blocks)
         torch.manual_seed(1 + world.rank)
-        for _ in range(2):  # the second adds to what the first has left
+        for _ in range(2):  # the second adds to the gradients of the first
             model(torch.randint(0, 50, (4, 12), device=world.device)).square().sum().backward()
         found.append([p.grad.full_tensor().cpu() for p in model.parameters()])  # type: ignore[union-attr]
     return found

@@ -13,7 +13,7 @@ import typer
 from lockstep.cli import app
 
 ROOT = Path(__file__).parents[2]
-_GENERATED = runpy.run_path(str(ROOT / "docs" / "pages.py"))["GENERATED"]  # in their place the originals are looked at
+_GENERATED = runpy.run_path(str(ROOT / "docs" / "pages.py"))["GENERATED"]  # their originals are checked instead
 GUIDE = sorted({path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts} - _GENERATED)
 DOCUMENTS = [
     *GUIDE,
@@ -49,7 +49,7 @@ def blocks_of(path: Path) -> list[Block]:
 
 
 def links_of(path: Path) -> list[Link]:
-    """Relative ones, pictures too; what is in code blocks is no link."""
+    """Return the relative links, including pictures but not those in code blocks."""
     text = _FENCE.sub(lambda block: "\n" * block[0].count("\n"), path.read_text())
     links = [Link(found[2], _line(text, found.start())) for found in _LINK.finditer(text)]
     return [link for link in links if not re.match("https?:|mailto:", link.target)]
@@ -57,25 +57,25 @@ def links_of(path: Path) -> list[Link]:
 
 @cache
 def anchors_of(path: Path) -> set[str]:
-    """Headings as GitHub and the guide name them."""
+    """Return the anchors of the headings, as GitHub and the guide name them."""
     text = _FENCE.sub("", path.read_text())
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
 
 
 def named_file(block: Block) -> str | None:
-    """A block that is a whole file begins with the file's name."""
+    """Return the name of the file that a block shows as a whole: its first line names it."""
     found = re.match(r"# (\w+\.(?:py|yaml))\n", block.text)
     return found[1] if found else None
 
 
 def is_complete(block: Block) -> bool:
-    """A script that runs as it stands."""
+    """Whether the block is a script that runs unchanged."""
     return block.text.startswith("import ") or '__name__ == "__main__"' in block.text
 
 
 def commands_of(path: Path) -> Iterator[tuple[int, str]]:
-    """Lines of `lockstep …` in code blocks without a language, and in `code` in the text."""
+    """Return the lines of `lockstep …` in code blocks without a language, and in `code` in the text."""
     for block in blocks_of(path):
         if block.language in ("", "bash", "console"):
             for found in _COMMAND.finditer(block.text.replace("\\\n", " ")):  # a line may be continued
@@ -86,9 +86,9 @@ def commands_of(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def fault_of(command: str) -> str | None:
-    """What the command line itself would refuse about a command that is shown, without running it."""
+    """Return why the command line would refuse a command, without running it."""
     is_synopsis = bool(re.search(r"[\[\]|…]|\b[A-Z]{3,}\b", command))
-    words = shlex.split(re.split(r"\s{6,}|\s{2,}#", command)[0])[1:]  # what stands far to the right is a remark
+    words = shlex.split(re.split(r"\s{6,}|\s{2,}#", command)[0])[1:]  # what follows several spaces is a remark
     known: Any = typer.main.get_command(app)
     while words and hasattr(known, "commands") and not words[0].startswith("-"):
         name = words.pop(0)
@@ -117,7 +117,7 @@ def fault_of(command: str) -> str | None:
 
 
 def _before_the_script(words: list[str]) -> list[str]:
-    """The options of the command itself; those after the script are the script's own."""
+    """Return the options of the command itself; those after the script belong to the script."""
     for number, word in enumerate(words):
         if word.endswith(".py") or word == "-m":
             return words[:number]

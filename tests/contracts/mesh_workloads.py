@@ -1,4 +1,4 @@
-"""Small models in double precision, trained with everything that a run offers: what a mesh must not change."""
+"""Small models in double precision, trained with every option of a run, whose results a mesh must not change."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -33,7 +33,7 @@ SEQUENCE_PLAN = {
 
 
 class Block(nn.Module):
-    """The number of heads is not written down: a rank that has half of the features has half of the heads."""
+    """Derives the number of heads from the features: a rank with half the features has half the heads."""
 
     def __init__(self, width: int, head: int) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ def train_gpt(
     tied: bool = True,
     **options: Any,
 ) -> Trained:
-    """Clipped, averaged, evaluated; in groups, with an optimizer that was made before the model is prepared."""
+    """Train with clipping, average, evaluation, parameter groups, and an optimizer made before `run.prepare`."""
     torch.set_num_threads(1)
     run = Run(folder, world, sinks=[], **{"seed": 5, "determinism": "fast", "clip_norm": 0.3} | options)
     run.stop_after = stop
@@ -116,7 +116,7 @@ def train_gpt(
         for step in run.steps(run.loader(text("train", 96), 24, lanes=8), steps=steps, finish=False):
             began_with = began_with or run.digest()
             step.accumulate(next_token, model)
-            with torch.no_grad():  # whatever this gathers is of no use after the update
+            with torch.no_grad():  # what this gathers is out of date after the update
                 next_token(model, step.batch.lanes[0].data)
             step.update(optimizer)
             losses.append(step.loss)
@@ -137,7 +137,7 @@ def train_gpt(
 
 
 def evaluated(run: Run, model: nn.Module) -> dict[str, Any]:
-    """37 samples by 8 are 5 chunks, the last one smaller: an unequal number on 2 or 4 ranks."""
+    """Evaluate 37 samples in 5 chunks of 8, the last one smaller: 2 or 4 ranks get different numbers of chunks."""
 
     def metrics(model: nn.Module, batch: Sequence[Tensor]) -> dict[str, Any]:
         loss, count = next_token(model, batch)
@@ -182,7 +182,7 @@ def _classifier(run: Run, model: nn.Module, *shape: int) -> tuple[TensorDataset,
 
 
 def mlp(run: Run) -> tuple[TensorDataset, Advance]:
-    """Of 3 rows no fourth rank has any."""
+    """The layer has 3 rows, so a fourth rank has none."""
     return _classifier(run, nn.Sequential(nn.Linear(7, 3), nn.Tanh(), nn.Linear(3, 33), nn.Tanh(), nn.Linear(33, 5)), 7)
 
 
@@ -192,7 +192,7 @@ def conv(run: Run) -> tuple[TensorDataset, Advance]:
 
 
 def gan(run: Run) -> tuple[TensorDataset, Advance]:
-    """Each model's pass goes through the other one, whose gradients it must leave alone."""
+    """Each model's pass goes through the other one, whose gradients it must not change."""
     generator = run.prepare(nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 6)).double())
     critic = run.prepare(nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1)).double())
     of_generator = run.optimizer(generator, lambda params: torch.optim.Adam(params, lr=1e-2))
@@ -218,7 +218,7 @@ def gan(run: Run) -> tuple[TensorDataset, Advance]:
 
 
 def several(run: Run) -> tuple[TensorDataset, Advance]:
-    """Two terms with counts of their own, in several lanes a rank."""
+    """Two terms, each with its own count, in several lanes per rank."""
     model = run.prepare(nn.Sequential(nn.Linear(7, 16), nn.Tanh(), nn.Linear(16, 5)).double())
     optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=1e-1, momentum=0.9))
 
@@ -235,7 +235,7 @@ def several(run: Run) -> tuple[TensorDataset, Advance]:
 
 
 def twice(run: Run) -> tuple[TensorDataset, Advance]:
-    """Two backward passes in every lane, in a loop of one's own."""
+    """Two backward passes in every lane, in a custom loop."""
     model = run.prepare(nn.Sequential(nn.Linear(7, 16), nn.Tanh(), nn.Linear(16, 5)).double())
     optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=1e-1))
 

@@ -1,12 +1,11 @@
-"""A run in which everything has state, to be stopped and resumed."""
+"""A run in which every part has state, to be stopped and resumed."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -14,10 +13,11 @@ from lockstep.errors import Stopped
 from lockstep.train.optim.lr_schedule import Schedule
 from lockstep.train.run import Run
 from lockstep.world.world import World
+from tests.classification import loss
 
 
 class Noisy(Dataset[tuple[Tensor, int]]):
-    """Draws from every stream there is."""
+    """Draws from every random stream."""
 
     def __len__(self) -> int:
         return 45
@@ -27,7 +27,7 @@ class Noisy(Dataset[tuple[Tensor, int]]):
 
 
 class Curriculum:
-    """What a user's own object may hold: numbers, text, tensors, a random state."""
+    """A user's object with state: numbers, text, tensors, a random state."""
 
     def __init__(self) -> None:
         self.difficulty = 0.1
@@ -46,11 +46,6 @@ class Curriculum:
         self.draws.setstate(state["draws"])
 
 
-def loss(model: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, int]:
-    inputs, labels = batch
-    return F.cross_entropy(model(inputs), labels, reduction="sum"), len(labels)
-
-
 class Ended(NamedTuple):
     digest: str
     difficulty: float
@@ -58,7 +53,7 @@ class Ended(NamedTuple):
 
 
 def train_all(world: World, folder: Path | None, stop_after: int | None, workers: int = 0, **options: Any) -> Ended:
-    """Everything that has state: momentum, schedule, clipping, average, loss scale, batch norm, a curriculum."""
+    """Train with everything that has state: momentum, schedule, average, loss scale, batch norm, a curriculum."""
     torch.set_num_threads(1)
     run = Run(folder, world, seed=2, clip_norm=0.5, sinks=[], **options)
     run.stop_after = stop_after

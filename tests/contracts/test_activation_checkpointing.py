@@ -1,4 +1,4 @@
-"""The promise of activation checkpointing: less is kept for the backward pass, and no bit is another."""
+"""The promise of activation checkpointing: it keeps less for the backward pass and changes no bit."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def both(world: World, lanes: int, choice: dict[str, Any], **options: Any) -> tu
     return train_blocks(world, lanes, **options), train_blocks(world, lanes, activation_checkpointing=choice, **options)
 
 
-def test_no_bit_is_another_on_any_number_of_processes() -> None:
+def test_any_number_of_processes_gives_the_same_bits() -> None:
     alone = train_blocks(World(), 4)
     for num_ranks in (1, 2, 4):
         for recomputed in ranks(num_ranks).run(train_blocks, 4, activation_checkpointing={}):
@@ -28,33 +28,33 @@ def test_no_bit_is_another_on_any_number_of_processes() -> None:
 
 
 @pytest.mark.parametrize("choice", [{"every": 2}, {"classes": ["Linear", "Block"]}], ids=str)
-def test_nor_whichever_modules_are_chosen_nested_ones_too(choice: dict[str, Any]) -> None:
+def test_any_choice_of_modules_gives_the_same_bits_nested_ones_too(choice: dict[str, Any]) -> None:
     kept, recomputed = both(World(), 4, choice)
     assert_same(recomputed, kept)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_nor_under_autocast(precision: str) -> None:
+def test_the_same_bits_under_autocast(precision: str) -> None:
     kept, recomputed = both(World(), 4, {}, precision=precision)
     assert_same(recomputed, kept)
     assert kept.digest != train_blocks(World(), 4).digest
 
 
-def test_nor_with_a_single_lane_or_in_fast_mode() -> None:
+def test_the_same_bits_with_a_single_lane_and_in_fast_mode() -> None:
     kept, recomputed = both(World(), 1, {})
     assert_same(recomputed, kept)
     kept, recomputed = ranks(2).run(both, 4, {}, determinism="fast")[0]
     assert_same(recomputed, kept)
 
 
-def test_nor_of_a_transformer_with_clipping_under_zero() -> None:
+def test_the_same_bits_of_a_transformer_with_clipping_under_zero() -> None:
     loader = {"global_batch": 40, "lanes": 8}
     kept = train(World(), "gpt", 4, loader, clip_norm=0.05)
     options = {"clip_norm": 0.05, "activation_checkpointing": {}, "parallel": "zero"}
     assert_same(ranks(2).run(train, "gpt", 4, loader, **options)[0], kept)
 
 
-def test_nor_of_a_model_that_fsdp_shards() -> None:
+def test_the_same_bits_of_a_model_that_fsdp_shards() -> None:
     for kept, before, after in ranks(2).run(sharded_gradients):
         assert len(kept) == len(before) == len(after) > 0
         assert all(map(torch.equal, kept, before))

@@ -74,7 +74,7 @@ def test_a_process_that_is_killed_does_not_end_the_search(folder: Path) -> None:
 
 
 def test_progress_and_advice_are_printed(folder: Path) -> None:
-    """There is memory for eleven samples a lane."""
+    """There is memory for eleven samples per lane."""
     sizes = ["batch.global=16", "--memory-gb", "0.4", "--tries", "3"]
     finished = run([*LOCKSTEP, "batch", "tiny.yaml", *sizes], folder, timeout_s=240)
     assert finished.code == 0, finished.err

@@ -115,7 +115,7 @@ def test_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 
 @pytest.mark.slow
-def test_a_contender_that_fails_is_reported_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_contender_that_fails_is_reported_and_the_others_continue(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     (tmp_path / "peers" / "lightning").mkdir(parents=True)
     (tmp_path / "peers" / "accelerate.py").write_text(BROKEN_ACCELERATE)

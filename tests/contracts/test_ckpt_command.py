@@ -45,7 +45,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 @pytest.fixture
 def copied(runs: Runs, tmp_path: Path) -> Path:
-    """A copy to damage."""
+    """Copy a run, to damage the copy."""
     return Path(shutil.copytree(runs.parts, tmp_path / "copied"))
 
 

@@ -68,7 +68,7 @@ def test_version(tmp_path: Path) -> None:
 
 
 def test_a_call_in_this_process_ends_like_a_real_command(tmp_path: Path) -> None:
-    """Of an unknown command, of an unknown option, and of an error of ours."""
+    """For an unknown command, an unknown option and an error that lockstep reports."""
     for arguments in (["trian"], ["train", "--no-such"], ["train", "nowhere.yaml"]):
         here, real = call(arguments, tmp_path), run([*LOCKSTEP, *arguments], tmp_path)
         assert (here.code, here.out) == (real.code, real.out) == (2, "")

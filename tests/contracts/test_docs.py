@@ -1,4 +1,4 @@
-"""The guide: it builds, its links work, its scripts and configs run, its commands exist, its reference is whole."""
+"""The guide: it builds, its links work, its scripts and configs run, its commands exist, its reference is complete."""
 
 import pkgutil
 import re
@@ -38,7 +38,7 @@ from tests.contracts.documents import (
 # A part of a config is laid over this one.
 SMALLEST = "recipe: digits\nepochs: 1\nbatch: {global: 64}\n"
 
-# Runs every script in the folder it stands in, in one process: importing torch is most of the time.
+# Run every script in its own folder, in one process: importing torch takes most of the time.
 RUNNER = """
 import contextlib, io, os, runpy, sys, traceback
 from pathlib import Path
@@ -48,9 +48,9 @@ for script in sys.argv[1:]:
     os.chdir(folder)
     sys.path.insert(0, folder)
     sys.argv = [script]
-    told = io.StringIO()
+    output = io.StringIO()
     try:
-        with contextlib.redirect_stdout(told):
+        with contextlib.redirect_stdout(output):
             runpy.run_path(script, run_name="__main__")
     except SystemExit as end:
         failed += bool(end.code)
@@ -90,7 +90,7 @@ def test_python_blocks_compile_and_commands_exist(path: Path) -> None:
     assert not [fault for fault in faults if fault[2]]
 
 
-def test_a_command_that_there_is_not_is_seen() -> None:
+def test_an_unknown_command_is_found() -> None:
     assert fault_of("lockstep train digits -n 2 optim.lr=1e-3   # a remark") is None
     assert fault_of("lockstep run -n 2 --max_restarts 1 train.py --epochs 10") is None
     assert fault_of("lockstep ckpt ls     RUN            what is there") is None
@@ -104,7 +104,7 @@ def test_a_command_that_there_is_not_is_seen() -> None:
 
 
 def test_complete_scripts_and_configs_run(tmp_path: Path) -> None:
-    """The README's are run by its own test; what starts several processes is not run here."""
+    """Those of the README are run by test_readme.py; scripts that start several processes are not run."""
     scripts = []
     for path in GUIDE:
         folder = tmp_path / name_of(path).replace("/", "-")
@@ -133,7 +133,7 @@ def test_complete_scripts_and_configs_run(tmp_path: Path) -> None:
     assert finished.returncode == 0, finished.stdout + finished.stderr
 
 
-def test_parts_of_configs_are_understood(tmp_path: Path) -> None:
+def test_parts_of_configs_are_valid(tmp_path: Path) -> None:
     (tmp_path / "smallest.yaml").write_text(SMALLEST)
     faults = []
     num_checked = 0
@@ -153,7 +153,7 @@ def test_parts_of_configs_are_understood(tmp_path: Path) -> None:
 
 
 def _alternatives(text: str) -> Iterator[str]:
-    """A block that says the same key several ways shows as many configs."""
+    """Return one config for each of the ways in which a block sets the same key."""
     keys = re.findall(r"^(\w+):", text, re.MULTILINE)
     if len(keys) == len(set(keys)):
         yield text
@@ -166,7 +166,7 @@ _ENTRY = re.compile(r"^\.\. auto(?:class|function|exception):: (lockstep(?:\.\w+
 
 
 def _public_names() -> dict[str, Any]:
-    """Everything that a script may import, by its full name."""
+    """Return everything that a script may import, by its full name."""
     modules = (lockstep, lockstep.metrics, lockstep.search, lockstep.loggers)
     names = {f"{module.__name__}.{name}": module for module in modules for name in getattr(module, "__all__", ())}
     public = {name: pkgutil.resolve_name(name) for name in names}
@@ -182,7 +182,7 @@ def test_every_public_name_is_in_the_reference_once() -> None:
         assert sum(entry is needed for entry in entries) == 1, needed
 
 
-def test_every_public_name_has_a_docstring_of_its_own() -> None:
+def test_every_public_name_has_its_own_docstring() -> None:
     missing = []
     for name, value in _public_names().items():
         own = vars(value).get("__doc__") if isinstance(value, type) else value.__doc__
@@ -203,7 +203,9 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_
     )
     assert built.returncode == 0, built.stderr
     pages = list((tmp_path / "site").rglob("*.html"))
-    for recipe in (ROOT / "src" / "lockstep" / "recipes").glob("*/README.md"):
+    recipes = list((ROOT / "src" / "lockstep" / "recipes").glob("*/README.md"))
+    assert recipes
+    for recipe in recipes:
         assert tmp_path / "site" / "recipes" / f"{recipe.parent.name}.html" in pages
     assert "--max-restarts" in (tmp_path / "site" / "reference" / "commands.html").read_text()
     assert "optim.lr_scaling" in (tmp_path / "site" / "reference" / "settings.html").read_text()

@@ -6,7 +6,7 @@ from pathlib import Path
 from tests.commands import LOCKSTEP, call, run
 
 
-def test_the_script_it_writes_trains_alike_on_one_and_two_processes(tmp_path: Path) -> None:
+def test_the_script_it_writes_trains_the_same_on_one_and_two_processes(tmp_path: Path) -> None:
     written = call(["init", "mine.py"], tmp_path)
     assert written.code == 0, written.err
     assert "lockstep run -n 2 mine.py" in (tmp_path / "mine.py").read_text()

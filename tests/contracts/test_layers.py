@@ -1,4 +1,4 @@
-"""Imports point to the left only: a layer knows those before it in this list, and no other."""
+"""Imports point to the left only: a layer may import those before it in this list, and no others."""
 
 import ast
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ READERS = {
     "events",
     "supervision",
 }  # of the run folder: they can never disturb a run
-# Beside the others rather than after them: what they may know.
+# Layers beside the others rather than after them, and what they may import.
 BESIDE = {
     "supervision": {"errors", "config", "events"},
     "launcher": {"errors", "config", "events", "supervision"},
@@ -45,7 +45,7 @@ def modules() -> Iterator[tuple[str, Path]]:
 
 
 def imported_layers(path: Path) -> set[str]:
-    """The layers that a file imports, anywhere in it."""
+    """Return the layers that a file imports, anywhere in it."""
     layers = set()
     for node in ast.walk(ast.parse(path.read_text())):
         names = []
@@ -69,7 +69,7 @@ def test_imports_point_to_the_left(layer: str, path: Path) -> None:
 
 
 def test_every_folder_is_a_layer() -> None:
-    assert {layer for layer, _ in modules()} <= {*ORDER, *BESIDE}
+    assert {layer for layer, _ in modules()} == {*ORDER, *BESIDE}
 
 
 def test_the_environment_is_read_in_one_file() -> None:
@@ -78,7 +78,7 @@ def test_the_environment_is_read_in_one_file() -> None:
 
 
 def _attributes(path: Path) -> set[str]:
-    """Attributes of `os` that a file uses."""
+    """Return the attributes of `os` that a file uses."""
     return {
         node.attr
         for node in ast.walk(ast.parse(path.read_text()))

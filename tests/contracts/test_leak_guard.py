@@ -1,4 +1,4 @@
-"""The leak guard, shown on a test file of its own: every kind of leak fails its test, and no other test."""
+"""The leak guard, run on a separate test file: every kind of leak fails the test that leaks, and no other."""
 
 import os
 import subprocess
@@ -108,7 +108,7 @@ def pids_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def complaints(tmp_path_factory: pytest.TempPathFactory, pids_file: Path) -> Iterator[dict[str, list[str]]]:
-    """What the guard said of each test of an inner session."""
+    """Return what the guard said about each test of an inner session."""
     folder = tmp_path_factory.mktemp("inner")
     (folder / "test_leaking.py").write_text(LEAKING_TESTS)
     report = pids_file.with_name("report.xml")
@@ -137,7 +137,7 @@ def test_every_inner_test_ran(complaints: dict[str, list[str]]) -> None:
 
 
 @pytest.mark.parametrize("name", LEAKS)
-def test_a_leak_fails_its_test_by_name(name: str, complaints: dict[str, list[str]]) -> None:
+def test_a_leak_fails_its_test_and_is_named(name: str, complaints: dict[str, list[str]]) -> None:
     [complaint] = complaints[name]
     assert "the test left behind" in complaint
     assert [leak for leak in LEAKS[name] if leak not in complaint] == []

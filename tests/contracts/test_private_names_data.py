@@ -71,7 +71,7 @@ def test_dtensor_offsets() -> None:
 
 
 def compare_offsets(world: World) -> int:
-    """The slices of this rank, by torch's private function and by public names; how many were compared."""
+    """Compare this rank's slices, by torch's private function and by public names; return how many were compared."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset

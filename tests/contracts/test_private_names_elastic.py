@@ -1,4 +1,4 @@
-"""The private names of torch and Python that launching relies on are there and do what they did.
+"""The private names of torch and Python that launching relies on exist, and do what they did.
 
 Seen in torch 2.11 and 2.13: [Note: elastic names] in `launcher/elastic_adapter.py`, [Note: flight recorder names] in
 `supervision/flight_recorder.py`. A failure here names the version that changed them.
@@ -34,7 +34,7 @@ WRAPPERS = [path for path in _WRAPPERS if path.startswith("torch/")]
 
 
 class ScriptedAgent(ElasticAgentAdapter):
-    """Its polls find what it was told to; `calls` lists what torch's agent has asked of it."""
+    """Its polls return the given states; `calls` lists what torch's agent called."""
 
     def __init__(self, *polls: RanksState | signal.Signals, restarts: Sequence[bool] = ()) -> None:
         super().__init__(2, FreshStoreRendezvous(MachineNode()), max_restarts=3)
@@ -74,7 +74,7 @@ def test_no_name_of_the_elastic_agent_has_changed() -> None:
     check_elastic_names()
 
 
-def test_a_name_that_is_gone_is_one_clear_line_with_the_version() -> None:
+def test_a_missing_name_is_one_clear_line_with_the_version() -> None:
     class Renamed(SimpleElasticAgent):
         _start_workers = None  # type: ignore[assignment]
 
@@ -119,7 +119,7 @@ def test_torchs_agent_passes_a_stop_signal_on() -> None:
 
 @pytest.mark.parametrize("name", DUMP_FUNCTIONS)
 def test_the_flight_recorder_can_be_dumped(name: str) -> None:
-    """`_dump_nccl_trace_json` is there only in a torch with NCCL."""
+    """Only a torch with NCCL has `_dump_nccl_trace_json`."""
     recorders = importlib.import_module(RECORDER_MODULE)
     if name == "_dump_nccl_trace_json" and not torch.distributed.is_nccl_available():
         pytest.skip("this torch has no NCCL")
@@ -129,7 +129,7 @@ def test_the_flight_recorder_can_be_dumped(name: str) -> None:
 
 
 @pytest.mark.parametrize("path", [*COLLECTIVES, *WRAPPERS, BACKWARD, LOADER])
-def test_the_files_of_torch_by_which_stacks_are_read_are_there(path: str) -> None:
+def test_the_torch_files_by_which_stacks_are_recognized_exist(path: str) -> None:
     """A hang report recognizes a wait for other ranks, or for data, by the files in the rank's stack."""
     site_packages = Path(torch.__file__).parents[1]
     assert (site_packages / path).exists(), f"{TORCH} has no {path}, which hang reports look for in stacks"

@@ -1,4 +1,4 @@
-"""The private names of torch that the engine relies on are there, and mean what they did; their fallbacks agree.
+"""The private names of torch that the engine relies on exist, and mean what they did; their fallbacks agree.
 
 A failure here names the installed torch version. Look at what that version changed, and adapt
 `lockstep/engine/torch_internals.py`, the only file of the engine that uses these names.
@@ -32,7 +32,7 @@ FINITE_CHECK = "_amp_foreach_non_finite_check_and_unscale_"
 
 
 @pytest.mark.parametrize("name", [*LIST_OPERATIONS, FINITE_CHECK])
-def test_list_operations_are_there(name: str) -> None:
+def test_list_operations_exist(name: str) -> None:
     assert hasattr(torch, name), f"{name}: {VERSION}"
 
 
@@ -129,6 +129,7 @@ def test_the_fallback_of_the_backward_pass_has_the_same_bits(monkeypatch: pytest
         return [parameter.grad for parameter in model.parameters()]
 
     direct = gradients()
+    assert [gradient is not None for gradient in direct] == [True, False, False, True]
     monkeypatch.setattr(torch_internals, "_engine_run_backward", None)
     for ours, theirs in zip(direct, gradients(), strict=True):
         assert (ours is None and theirs is None) or torch.equal(ours, theirs), VERSION  # type: ignore[arg-type]

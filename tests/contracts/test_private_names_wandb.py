@@ -53,7 +53,7 @@ def test_the_service_process_and_its_connection_are_found(tmp_path: Path) -> Non
     ],
     ids=["renamed", "absent", "another type"],
 )
-def test_other_names_are_no_error(setup: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_names_are_no_error(setup: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wandb.setup", lambda: setup)
     assert find_wandb_internals() is None
 

@@ -1,4 +1,4 @@
-"""docs/promises.md: every promise has its row, and every file and test that a row names is there."""
+"""docs/promises.md: every promise has its row, and every file and test that a row names exists."""
 
 import re
 from functools import cache
@@ -16,7 +16,7 @@ ROWS = {name: cells for name, cells in ROWS.items() if re.fullmatch(r"[A-Z]\d+",
 
 
 def files_in(text: str) -> set[str]:
-    """What looks like a path of the repository, tests under their folder."""
+    """Return what looks like a path in the repository; paths of tests may omit `tests/`."""
     found = re.findall(r"`((?:src|docs|bench|examples|tests|unit|ranks|contracts|faults|recipes)/[\w./]+)", text)
     return {
         path if path.split("/")[0] in ("src", "docs", "bench", "examples", "tests") else f"tests/{path}"
@@ -36,7 +36,7 @@ def test_every_promise_has_one_row() -> None:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_what_a_row_names_is_there(name: str) -> None:
+def test_what_a_row_names_exists(name: str) -> None:
     promise, place, proof = ROWS[name]
     assert promise.strip() and place.strip()
     planned = files_in(PLANNED)
@@ -47,5 +47,5 @@ def test_what_a_row_names_is_there(name: str) -> None:
     assert re.search(r"test_|not yet|measured", proof), "a row says how it is shown, or that it is not"
 
 
-def test_what_is_there_is_no_longer_planned() -> None:
+def test_nothing_that_exists_is_listed_as_planned() -> None:
     assert not {file for file in files_in(PLANNED) if (ROOT / file).exists()}

@@ -22,7 +22,7 @@ def python(code: str) -> str:
 @pytest.mark.parametrize(
     "package", [lockstep, lockstep.loggers, lockstep.metrics, lockstep.search], ids=lambda p: p.__name__
 )
-def test_every_name_is_there_and_documented(package: ModuleType) -> None:
+def test_every_name_exists_and_is_documented(package: ModuleType) -> None:
     assert len(set(package.__all__)) == len(package.__all__)
     for name in package.__all__:
         assert getattr(package, name).__name__ == name
@@ -44,7 +44,7 @@ def test_type_checkers_see_what_is_exported() -> None:
         assert imported == set(dir(package))
 
 
-def test_promised_names_are_there() -> None:
+def test_promised_names_exist() -> None:
     promised = """
         Config Trainer World all_gather all_reduce barrier broadcast cleanup_distributed gather get_rank get_world_size
         init_process_group is_main_process launch load_checkpoint no_sync reduce_tensor scatter setup_distributed
@@ -57,7 +57,7 @@ def test_importing_lockstep_loads_nothing_heavy() -> None:
     assert not {"torch", "numpy", *COMMAND_LINE_ONLY} & set(loaded)
 
 
-def test_a_loop_of_ones_own_needs_no_command_line_library() -> None:
+def test_a_custom_loop_needs_no_command_line_library() -> None:
     python(f"""
 import sys
 for name in {COMMAND_LINE_ONLY}:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from lockstep.testing import RanksFailed, RanksTimeout, close_pool, pool_pids, ranks, ranks_harness
 from lockstep.world.world import World
+from tests.commands import is_running
 
 
 def describe(world: World, greeting: str, *, mark: str) -> str:
@@ -310,10 +311,3 @@ def await_end(pids: list[int]) -> None:
     while alive := [pid for pid in pids if is_running(pid)]:
         assert time.monotonic() < deadline, f"still running: {alive}"
         time.sleep(0.02)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

@@ -1,4 +1,4 @@
-"""What the README prints is so: the script, the config."""
+"""The README's script and config run as printed."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ def test_the_two_commands_are_on_the_first_screen() -> None:
     assert "make test" in first_screen
 
 
-def test_its_script_and_its_config_run_as_they_stand(tmp_path: Path) -> None:
+def test_its_script_and_its_config_run_unchanged(tmp_path: Path) -> None:
     text = (ROOT / "README.md").read_text()
     script = next(block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "lockstep.launch" in block)
     (tmp_path / "train.py").write_text(script)

@@ -1,4 +1,4 @@
-"""The promise: a run interrupted at any step goes on, on any number of processes, to the same bits."""
+"""The promise: a run that is interrupted at any step resumes on any number of processes with the same bits."""
 
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,8 @@ from lockstep.train.resume.checkpoint_policy import CheckpointPolicy
 from lockstep.train.run import Run
 from lockstep.train.trainer import Trainer
 from lockstep.world.world import World
-from tests.contracts.resume_workloads import Ended, Noisy, loss, train_all
+from tests.classification import loss
+from tests.contracts.resume_workloads import Ended, Noisy, train_all
 from tests.contracts.workloads import WORKLOADS, Trained, train
 from tests.unit.data.datasets import Cursors, Lines, Plain
 
@@ -33,7 +34,7 @@ RULES = {"average": "mean", "newest": "first", "high*": "max"}
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_every_workload_goes_on_from_every_step(name: str, tmp_path: Path) -> None:
+def test_every_workload_resumes_from_every_step(name: str, tmp_path: Path) -> None:
     """Saved on four processes, resumed on one, three and two."""
     options = {"buffers": RULES} if name == "remembering" else {}
     whole = train(World(), name, STEPS, LOADER, **options)
@@ -51,7 +52,7 @@ def assert_same(result: Trained, whole: Trained) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_everything_at_once_from_every_step(precision: str, tmp_path: Path) -> None:
+def test_a_run_with_every_option_resumes_from_every_step(precision: str, tmp_path: Path) -> None:
     whole = train_all(World(), None, None, precision=precision)
     for stop in range(1, 8):
         train_all(World(), tmp_path / str(stop), stop, precision=precision)
@@ -82,12 +83,14 @@ def interrupted(
     sizes=st.lists(SIZES, min_size=4, max_size=4),
     strategies=st.lists(st.sampled_from(["ddp", "zero"]), min_size=4, max_size=4),
 )
-def test_any_stops_on_any_numbers_of_processes(stops: list[int], sizes: list[int], strategies: list[str]) -> None:
+def test_any_stops_on_any_numbers_of_processes_change_no_bit(
+    stops: list[int], sizes: list[int], strategies: list[str]
+) -> None:
     ended, whole = interrupted(stops, iter(sizes), repeat(0), iter(strategies)), _whole()
     assert (ended.digest, ended.difficulty) == (whole.digest, whole.difficulty)
 
 
-def test_another_number_of_workers() -> None:
+def test_another_number_of_workers_changes_no_bit() -> None:
     ended, whole = interrupted([2, 5], iter([1, 2, 1]), iter([2, 0, 1])), _whole()
     assert (ended.digest, ended.difficulty) == (whole.digest, whole.difficulty)
 
@@ -99,14 +102,14 @@ def test_another_number_of_workers() -> None:
     sizes=st.lists(SIZES, min_size=4, max_size=4),
     workers=st.lists(st.integers(0, 2), min_size=4, max_size=4),
 )
-def test_any_stops_processes_and_workers(stops: list[int], sizes: list[int], workers: list[int]) -> None:
+def test_any_stops_processes_and_workers_change_no_bit(stops: list[int], sizes: list[int], workers: list[int]) -> None:
     ended, whole = interrupted(stops, iter(sizes), iter(workers)), _whole()
     assert (ended.digest, ended.difficulty) == (whole.digest, whole.difficulty)
 
 
 @cache
 def _whole() -> Ended:
-    """Trained once for all examples."""
+    """Train once for all examples."""
     return train_all(World(), None, None)
 
 
@@ -147,7 +150,7 @@ def train_stream(
 
 @pytest.mark.parametrize("length", [{"epochs": 2}, {"steps": 7}], ids=["epochs", "steps"])
 @pytest.mark.parametrize("kind", STREAMS)
-def test_a_stream_goes_on_in_the_middle_of_an_epoch(kind: str, length: dict[str, int], tmp_path: Path) -> None:
+def test_a_stream_resumes_in_the_middle_of_an_epoch(kind: str, length: dict[str, int], tmp_path: Path) -> None:
     whole, seen = train_stream(World(), kind, None, None, **length)
     for stop, (before, after, workers) in zip(range(1, len(seen) + 1), cycle([(1, 1, 0), (3, 2, 0), (2, 1, 0)])):
         folder = tmp_path / str(stop)
@@ -159,7 +162,7 @@ def test_a_stream_goes_on_in_the_middle_of_an_epoch(kind: str, length: dict[str,
             assert rest == seen[stop:]
 
 
-def test_a_stream_goes_on_with_another_number_of_workers(tmp_path: Path) -> None:
+def test_a_stream_resumes_with_another_number_of_workers(tmp_path: Path) -> None:
     whole, _ = train_stream(World(), "lanes", None, None, steps=7)
     train_stream(World(), "lanes", tmp_path / "a", 3, 2, steps=7)
     assert train_stream(World(), "lanes", tmp_path / "a", None, 0, steps=7)[0] == whole
@@ -215,8 +218,8 @@ def train_with_a_trainer(
 
 
 @pytest.mark.parametrize("evaluate_every", ["1 epoch", "2 steps", "5 steps"])
-def test_a_trainer_goes_on_as_if_nothing_had_been(evaluate_every: str, tmp_path: Path) -> None:
-    """History, best model, evaluations between two epochs: the same, whenever it was stopped."""
+def test_a_trainer_resumes_as_if_never_stopped(evaluate_every: str, tmp_path: Path) -> None:
+    """History, best model and evaluations inside an epoch are the same, wherever it was stopped."""
     whole = train_with_a_trainer(World(), tmp_path / "whole", None, evaluate_every, epochs=3)
     assert whole.best is not None
     for stop in range(1, 9):
@@ -249,7 +252,7 @@ def test_a_finished_run_has_nothing_left_to_do_unless_more_is_asked_for(tmp_path
 def train_in_two_parts(
     world: World, folder: Path | None, stop_after: int | None, is_finished_between: bool
 ) -> tuple[str, list[int]]:
-    """A loop, then another; each of them may end with the run's digest."""
+    """Train in one loop, then in another; each of them may finish the run."""
     run = Run(folder, world, seed=1, sinks=[])
     run.stop_after = stop_after
     model = run.prepare(nn.Linear(6, 3))
@@ -273,7 +276,7 @@ def train_in_two_parts(
 
 
 @pytest.mark.parametrize("is_finished_between", [False, True])
-def test_a_script_with_two_loops_goes_on_in_the_right_one(tmp_path: Path, is_finished_between: bool) -> None:
+def test_a_script_with_two_loops_resumes_in_the_right_one(tmp_path: Path, is_finished_between: bool) -> None:
     whole, made = train_in_two_parts(World(), None, None, is_finished_between)
     for stop in range(1, len(made) + 1):
         folder = tmp_path / str(stop)

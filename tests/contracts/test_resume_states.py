@@ -1,4 +1,4 @@
-"""What a run may change, keep and be asked for between two attempts, and within one."""
+"""What a script may change, save and request between two attempts of a run, and within one."""
 
 import sys
 import time
@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import IterableDataset, TensorDataset
@@ -30,18 +29,12 @@ from lockstep.train.run import Run
 from lockstep.train.train_job import train_recipe
 from lockstep.train.trainer import Trainer
 from lockstep.world.world import World
+from tests.classification import DATA, loss
 from tests.commands import LOCKSTEP, run
-
-DATA = TensorDataset(torch.randn(64, 4, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 3)
-
-
-def loss(model: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, int]:
-    inputs, labels = batch
-    return F.cross_entropy(model(inputs), labels, reduction="sum"), len(labels)
 
 
 class Script:
-    """A loop of one's own, in one process."""
+    """A custom training loop on one process."""
 
     def __init__(
         self,
@@ -60,7 +53,7 @@ class Script:
         self.made: list[int] = []
 
     def train(self, steps: int, stop_after: int | None = None) -> str:
-        """Finished or stopped; the digest."""
+        """Train until the end or the stop; return the digest."""
         self.run.stop_after = stop_after
         try:
             for step in self.run.steps(self.loader, steps=steps):
@@ -90,7 +83,7 @@ def take_another_optimizer(script: Script) -> None:
 def train_twice(
     folder: Path | None, between: Callable[[Script], None], stop_after: int | None = None
 ) -> tuple[str, list[int]]:
-    """With `run.steps`, which finishes the run at the end of each."""
+    """Train with two calls of `run.steps`, each of which finishes the run."""
     script = Script(folder, momentum=0.9)
     script.train(3, stop_after)
     if stop_after is None or stop_after > 3:
@@ -100,7 +93,7 @@ def train_twice(
 
 
 @pytest.mark.parametrize("between", [lower_the_rate, take_another_optimizer])
-def test_what_a_script_changes_between_two_loops_stays(between: Callable[[Script], None], tmp_path: Path) -> None:
+def test_what_a_script_changes_between_two_loops_is_kept(between: Callable[[Script], None], tmp_path: Path) -> None:
     whole, made = train_twice(None, between)
     assert train_twice(tmp_path / "whole", between) == (whole, made)
     for stop in range(1, 6):
@@ -113,7 +106,7 @@ def test_what_a_script_changes_between_two_loops_stays(between: Callable[[Script
         assert 0 not in [line["step"] for line in lines], "a loop that was skipped has nothing to save"
 
 
-def test_a_script_that_lost_a_loop_is_told(tmp_path: Path) -> None:
+def test_a_script_that_lost_a_loop_is_refused(tmp_path: Path) -> None:
     train_twice(tmp_path / "run", lower_the_rate)
     script = Script(tmp_path / "run", momentum=0.9)
     for step in script.run.steps(script.loader, steps=3, finish=False):
@@ -124,7 +117,7 @@ def test_a_script_that_lost_a_loop_is_told(tmp_path: Path) -> None:
     assert checkpoints(tmp_path / "run").steps() == [6, 3]
 
 
-def test_a_save_in_the_body_is_made_as_it_was_asked_for(tmp_path: Path) -> None:
+def test_a_save_requested_in_the_loop_has_the_requested_options(tmp_path: Path) -> None:
     script = Script(tmp_path / "run")
     for step in script.run.steps(script.loader, steps=4, save_every=2):
         script.make(step)
@@ -138,7 +131,7 @@ def test_a_save_in_the_body_is_made_as_it_was_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", ["close", "finish"])
-def test_a_save_is_made_although_the_loop_is_left(end: str, tmp_path: Path) -> None:
+def test_a_requested_save_is_made_even_if_the_loop_is_left(end: str, tmp_path: Path) -> None:
     script = Script(tmp_path / "run")
     for step in script.run.steps(script.loader, steps=4):
         script.make(step)
@@ -155,7 +148,7 @@ def test_there_is_nothing_to_save_before_the_first_loop(tmp_path: Path) -> None:
     Script(None).run.save()
 
 
-def test_after_the_end(tmp_path: Path) -> None:
+def test_after_its_end_a_run_saves_and_logs_nothing(tmp_path: Path) -> None:
     script = Script(tmp_path / "run")
     digest = script.train(2)
     script.run.save()
@@ -165,7 +158,7 @@ def test_after_the_end(tmp_path: Path) -> None:
     assert checkpoints(tmp_path / "run").steps() == [2]
 
 
-def test_stopped_where_it_is_already(tmp_path: Path) -> None:
+def test_a_stop_at_a_step_already_reached_stops_at_once(tmp_path: Path) -> None:
     Script(tmp_path / "run").train(6, stop_after=3)
     for stop in (3, 2):
         again = Script(tmp_path / "run")
@@ -198,8 +191,8 @@ def train_on_each(datasets: Sequence[Any], folder: Path | None, stop_after: int 
 
 
 @pytest.mark.parametrize("datasets", [(Numbers(40), DATA), (DATA, Numbers(40)), (Numbers(40), Numbers(56))])
-def test_each_loop_has_data_of_its_own(datasets: Sequence[Any], tmp_path: Path) -> None:
-    """A position in one stream means nothing in the next."""
+def test_each_loop_has_its_own_data(datasets: Sequence[Any], tmp_path: Path) -> None:
+    """A saved position in one stream must not be used for the next."""
     whole = train_on_each(datasets, None)
     for stop in (1, 2, 3):
         train_on_each(datasets, tmp_path / str(stop), stop)
@@ -243,7 +236,7 @@ class Unsavable:
     def load_state_dict(self, state: Any) -> None: ...
 
 
-def test_what_cannot_be_kept_is_told_before_the_first_step(tmp_path: Path) -> None:
+def test_what_cannot_be_kept_is_reported_before_the_first_step(tmp_path: Path) -> None:
     script = Script(tmp_path / "run")
     script.run.register_state("queue", Unsavable())
     with pytest.raises(UserError, match=r"register_state\('queue', …\): kept.queue\['queue'\] is a object"):
@@ -258,31 +251,31 @@ def test_what_cannot_be_kept_is_told_before_the_first_step(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("now", "told"),
+    ("now", "message"),
     [
         ({"lr": 0.5}, "optimizer.lr: 0.1 → 0.5"),
         ({"weight_decay": 0.1}, "optimizer.weight_decay: 0 → 0.1"),
         ({"loader": {"shuffle": False}}, "shuffle: True → False"),
     ],
 )
-def test_other_settings_in_a_script_are_refused(now: dict[str, Any], told: str, tmp_path: Path) -> None:
-    """Those of an optimizer come back from the checkpoint: without a word, the new ones would do nothing."""
+def test_other_settings_in_a_script_are_refused(now: dict[str, Any], message: str, tmp_path: Path) -> None:
+    """An optimizer's settings are restored from the checkpoint, so new ones would have no effect."""
     Script(tmp_path / "run").train(4, stop_after=2)
-    with pytest.raises(UserError, match=r'resume="force"\)\n  ' + told + "$"):
+    with pytest.raises(UserError, match=r'resume="force"\)\n  ' + message + "$"):
         Script(tmp_path / "run", **now).train(4)
     forced = Script(tmp_path / "run", resume="force", **now)
     forced.train(4)
     assert forced.optimizer.param_groups[0]["lr"] == now.get("lr", 0.1)
 
 
-def test_another_optimizer_begins_anew_if_it_is_forced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_optimizer_starts_afresh_if_forced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     Script(tmp_path / "run", momentum=0.9).train(4, stop_after=2)
     Script(tmp_path / "run", optimizer=torch.optim.Adam, resume="force").train(4)
     assert "optimizer was a SGD: its saved state does not fit a Adam" in caplog.text
 
 
 class Counting(torch.optim.SGD):
-    """Keeps something that belongs to no parameter."""
+    """Has state that belongs to no parameter."""
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         shared = self.state.setdefault("all", {"calls": 0})
@@ -306,7 +299,7 @@ class Shared(nn.Module):
 
 
 class Growing(nn.Linear):
-    """Its extra state has another size every time."""
+    """Its extra state has another size each time."""
 
     def __init__(self) -> None:
         super().__init__(4, 3)
@@ -341,7 +334,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_odd_models_and_optimizers_go_on_to_the_same_bits(case: str, tmp_path: Path) -> None:
+def test_odd_models_and_optimizers_resume_with_the_same_bits(case: str, tmp_path: Path) -> None:
     whole = Script(None, **CASES[case]).train(6)
     Script(tmp_path / "run", **CASES[case]).train(6, stop_after=2)
     assert Script(tmp_path / "run", **CASES[case]).train(6) == whole
@@ -358,7 +351,7 @@ def train_digits(world: World, folder: Path, stop_after: int | None, *overrides:
 
 
 @pytest.mark.parametrize("settings", [["batch.per_device=16"], ["batch.per_device=8", "accumulate=2"]])
-def test_a_batch_said_per_device_is_that_of_the_first_start(settings: list[str], tmp_path: Path) -> None:
+def test_a_batch_given_per_device_stays_that_of_the_first_start(settings: list[str], tmp_path: Path) -> None:
     whole = ranks(2).run(train_digits, tmp_path / "whole", None, *settings)[0]
     ranks(2).run(train_digits, tmp_path / "run", 3, *settings)
     assert train_digits(World(), tmp_path / "run", None, *settings).digest == whole.digest
@@ -370,7 +363,7 @@ def test_a_batch_said_per_device_is_that_of_the_first_start(settings: list[str],
     assert RunFolder(tmp_path / "run").read_run_json()["fingerprint"]["lanes"] == 4
 
 
-def test_settings_that_change_no_bit_do_not(tmp_path: Path) -> None:
+def test_settings_that_may_change_on_resume_change_no_bit(tmp_path: Path) -> None:
     whole = train_digits(World(), tmp_path / "whole", None)
     train_digits(World(), tmp_path / "run", 3)
     free = ["log_every=1", "trace=true", "checkpoint.every=1", "checkpoint.keep=2", "bucket_mb=0.01", "timeout_s=60"]
@@ -401,16 +394,16 @@ for step in run.steps(loader, steps=9, save_every=1):
 
 
 @pytest.mark.parametrize("attempt", range(4))  # it is a race
-def test_a_script_that_fails_during_a_save_fails_by_its_own_error(attempt: int, tmp_path: Path) -> None:
+def test_a_script_that_fails_during_a_save_fails_with_its_own_error(attempt: int, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(FAILING)
     ended = run([sys.executable, "script.py", "run"], tmp_path)
     assert ended.code == 1, ended.err
     assert ended.err.endswith("ValueError: of the script\n")
-    assert checkpoints(tmp_path / "run").steps() in ([], [1]), "committed or not, as it happens"
+    assert checkpoints(tmp_path / "run").steps() in ([], [1]), "depending on timing"
 
 
 def end_with_a_save_that_fails(world: World, folder: Path, num_failures: int) -> list[int]:
-    """The last step is saved, as it is due; the disk fails so often on rank 1, and rank 0 hears of it before."""
+    """End with a save that is due at the last step and fails this many times on rank 1; rank 0 finds out first."""
     torch.set_num_threads(1)
     run = Run(folder, world, seed=1, sinks=[])
     model = run.prepare(nn.Linear(4, 3))
@@ -437,7 +430,7 @@ def end_with_a_save_that_fails(world: World, folder: Path, num_failures: int) ->
     return CheckpointStore(folder / "checkpoints").steps()
 
 
-def test_an_end_whose_save_failed_is_saved_again_by_all_ranks(tmp_path: Path) -> None:
+def test_a_failed_final_save_is_repeated_by_all_ranks(tmp_path: Path) -> None:
     assert ranks(2).run(end_with_a_save_that_fails, tmp_path / "once", 1) == [[3], [3]]
     with pytest.raises(RanksFailed, match="step 3, the run's end, could not be saved") as failed:
         ranks(2).run(end_with_a_save_that_fails, tmp_path / "twice", 2)
@@ -445,7 +438,7 @@ def test_an_end_whose_save_failed_is_saved_again_by_all_ranks(tmp_path: Path) ->
 
 
 def test_another_processor_is_drift_and_can_be_accepted(tmp_path: Path) -> None:
-    """Through the real command: torch can be told to do without the newer instructions, and its sums differ then."""
+    """Through the real command: a variable has torch avoid newer instructions, and its sums differ."""
     command = [*LOCKSTEP, "train", "digits", "model.width=4", "steps=4", "batch.global=32", "--quiet"]
     stopped = run([*command, "--stop-after", "2"], tmp_path)
     assert stopped.code == 75, stopped.err

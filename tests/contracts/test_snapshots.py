@@ -1,4 +1,4 @@
-"""Snapshots through the real command: processes are killed, little is lost, and the answer and the ledger stay."""
+"""Snapshots through the real command: processes are killed, little is lost, and result and ledger are the same."""
 
 import os
 import re
@@ -30,7 +30,7 @@ def memory(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Its digest."""
+    """Return the digest of a run that is not disturbed."""
     return digest_in(run(TRAIN, tmp_path_factory.mktemp("undisturbed")))
 
 
@@ -50,12 +50,12 @@ def own_folders(memory: Path) -> list[Path]:
 
 
 def newest(memory: Path) -> int:
-    """The newest snapshot's step; 0: there is none yet."""
+    """Return the step of the newest snapshot; 0 if there is none yet."""
     return max((step for folder in own_folders(memory) for step in CheckpointStore(folder).steps()), default=0)
 
 
 def ranks(memory: Path) -> dict[int, int]:
-    """Their process ids."""
+    """Return the ranks' process ids."""
     found = {}
     for page in memory.glob("lockstep-agent-*/rank-*.heartbeat"):
         with suppress(OSError, ValueError):
@@ -93,7 +93,9 @@ def test_a_killed_rank_loses_little(parallel: str, tmp_path: Path, memory: Path,
 
 
 @pytest.mark.slow
-def test_a_killed_agent_loses_little_whoever_goes_on(tmp_path: Path, memory: Path, undisturbed: str) -> None:
+def test_a_killed_agent_loses_little_even_if_resumed_without_an_agent(
+    tmp_path: Path, memory: Path, undisturbed: str
+) -> None:
     with started(RESTARTED, tmp_path, env(memory)) as agent:
         wait_for(lambda: newest(memory) > 0, 60, "there is a snapshot")
         pids = ranks(memory).values()
@@ -115,7 +117,7 @@ def test_a_run_that_is_stopped_leaves_nothing_in_memory(tmp_path: Path, memory: 
     assert not list(memory.iterdir())
 
 
-def test_a_small_memory_is_said_and_the_disk_is_used(tmp_path: Path, memory: Path, undisturbed: str) -> None:
+def test_too_little_memory_is_reported_and_the_disk_is_used(tmp_path: Path, memory: Path, undisturbed: str) -> None:
     with mounted(memory, "-t", "tmpfs", "-o", "size=560k", "none"):
         finished = run([*RESTARTED, "checkpoint.every=100"], tmp_path, env(memory))
         assert not list(memory.iterdir())
@@ -130,8 +132,8 @@ def test_a_small_memory_is_said_and_the_disk_is_used(tmp_path: Path, memory: Pat
 
 
 @pytest.mark.slow
-def test_none_is_made_where_none_is_wanted(tmp_path: Path, memory: Path, undisturbed: str) -> None:
+def test_no_snapshot_is_taken_if_they_are_switched_off(tmp_path: Path, memory: Path, undisturbed: str) -> None:
     assert digest_in(run([*RESTARTED, "checkpoint.memory=false"], tmp_path, env(memory))) == undisturbed
-    told = list(read_jsonl(tmp_path / "run" / "ranks" / "0.jsonl"))
-    assert told
-    assert not any(event.get("in_memory") for event in told)
+    events = list(read_jsonl(tmp_path / "run" / "ranks" / "0.jsonl"))
+    assert events
+    assert not any(event.get("in_memory") for event in events)

@@ -55,7 +55,7 @@ echo "$@" >> "$(dirname "$0")/asked"
 
 
 def written(*arguments: str) -> str:
-    """The script or manifest that it prints; user errors are raised."""
+    """Return the script or manifest that the command prints; user errors are raised."""
     result = CliRunner().invoke(app, ["submit", *arguments])
     if isinstance(result.exception, UserError):
         raise result.exception
@@ -94,7 +94,7 @@ class Slurm:
 
 
 def directives(script: str) -> dict[str, str]:
-    """Those that sbatch reads: it stops at the first command."""
+    """Return the directives that sbatch reads: it stops at the first command."""
     head = script.split("\nset -e\n")[0]
     return dict(re.findall(r"^#SBATCH --([a-z-]+)(?:=(\S+))?$", head, re.MULTILINE))
 
@@ -178,8 +178,8 @@ def test_a_pod_sets_itself_up_and_becomes_the_agent(tmp_path: Path, here: Path) 
     )
     container = yaml.safe_load(manifest)["spec"]["template"]["spec"]["containers"][0]
     lockstep = tmp_path / "lockstep"
-    told = "os.getpid() == int(os.environ['X']), os.environ['Y'], sys.argv[4:]"
-    lockstep.write_text(f"#!{sys.executable}\nimport os, sys\nprint({told})\n")
+    expressions = "os.getpid() == int(os.environ['X']), os.environ['Y'], sys.argv[4:]"
+    lockstep.write_text(f"#!{sys.executable}\nimport os, sys\nprint({expressions})\n")
     lockstep.chmod(0o755)
     path = f"{tmp_path}:{clean_environment()['PATH']}"
     finished = run(as_kubernetes_starts_it(container, 0), here, {"PATH": path})
@@ -192,7 +192,7 @@ def digest_in(text: str) -> str:
 
 
 def test_jobs_run_to_the_same_digest(tmp_path: Path, here: Path) -> None:
-    """Slurm's is stopped, queued again and goes on; Kubernetes' runs undisturbed in two pods; both end alike."""
+    """The Slurm job is stopped, queued again and resumed; the Kubernetes job runs in two pods; both end the same."""
     slurm = Slurm(tmp_path / "slurm", f'#!/bin/bash\nexec {" ".join(LOCKSTEP)} "$@"\n')
     script = written("slurm", "-n", "2", "--", "run", "train.py", "slurm", "stop")
     stopped = slurm.run(script, here)

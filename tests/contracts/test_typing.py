@@ -23,7 +23,7 @@ MISTAKES = {
 
 @pytest.fixture(scope="module")
 def findings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """What mypy says of each script: the example, and the example with each mistake. One run: it has to read torch."""
+    """Return what mypy says about the example without and with each mistake, in one run: mypy has to read torch."""
     folder = tmp_path_factory.mktemp("scripts")
     script = (ROOT / "examples" / "train.py").read_text()
     (folder / "correct.py").write_text(script)

@@ -102,11 +102,11 @@ def test_a_built_in_recipe(tmp_path: Path) -> None:
     command = [*LOCKSTEP, "verify", "digits", "quick=true", "model.width=4", "--steps", "4", "--json"]
     finished = run(command, tmp_path, {"TMPDIR": str(temporary(tmp_path))}, timeout_s=TIMEOUT_S)
     assert finished.code == 0, finished.out + finished.err
-    told: dict[str, Any] = json.loads(finished.out)
-    assert told["equal"]
-    assert [check["holds"] for check in told["checklist"]] == [True] * 8, told["checklist"]
-    assert len({trial["digest"] for trial in told["trials"]}) == 1
-    assert told["folder"] is None
+    report: dict[str, Any] = json.loads(finished.out)
+    assert report["equal"]
+    assert [check["holds"] for check in report["checklist"]] == [True] * 8, report["checklist"]
+    assert len({trial["digest"] for trial in report["trials"]}) == 1
+    assert report["folder"] is None
     assert not left_behind(tmp_path)
 
 
@@ -126,9 +126,9 @@ def test_a_planted_fault_is_found_and_its_phase_named(
 ) -> None:
     found = verify(tmp_path, planted, "--steps", "4")
     assert found.code == 3, found.out + found.err
-    told = next(line for line in found.out.splitlines() if line.startswith("different: "))
+    difference = next(line for line in found.out.splitlines() if line.startswith("different: "))
     by = "2 processes, stopped after step 2, resumed on one" if step == 3 else "2 processes"
-    assert told.startswith(f"different: {by}: first at step {step}, in its {phase}: ")
+    assert difference.startswith(f"different: {by}: first at step {step}, in its {phase}: ")
     assert cause in found.out
     assert ("Two runs on one process differ as well" in found.out) == (phase == "data")
     (folder,) = found.left
@@ -173,7 +173,7 @@ def test_a_run_that_is_too_short_to_be_stopped_is_refused(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_stopped_in_the_middle_it_takes_everything_with_it(tmp_path: Path) -> None:
+def test_a_stop_ends_all_processes_and_leaves_nothing_behind(tmp_path: Path) -> None:
     command, environment = prepared(tmp_path, "Recipe.pause_s = 0.1", "--steps", "100000")
     with started(command, tmp_path, environment) as process:
 

@@ -1,4 +1,4 @@
-"""`lockstep verify script.py` through the real command: with a loop of lockstep's, and with none."""
+"""`lockstep verify script.py` through the real command, with and without a lockstep loop."""
 
 import json
 from pathlib import Path
@@ -84,27 +84,27 @@ def verify(folder: Path, script: str, *arguments: str) -> Finished:
     return run([*LOCKSTEP, "verify", *arguments], folder, {"TMPDIR": str(temporary(folder))}, timeout_s=TIMEOUT_S)
 
 
-def checklist(told: dict[str, Any]) -> list[bool | None]:
-    return [check["holds"] for check in told["checklist"]]
+def checklist(report: dict[str, Any]) -> list[bool | None]:
+    return [check["holds"] for check in report["checklist"]]
 
 
 def test_plain_data_parallel_training_differs_by_rounding(tmp_path: Path) -> None:
     options = ["--steps", "2", "--json", "--one-args", "--batch-size 64"]
     found = verify(tmp_path, PLAIN, *options, "train.py", "--batch-size", "32")
     assert found.code == 3, found.out + found.err
-    told = json.loads(found.out)
-    assert not told["equal"]
-    one, many, again = told["trials"]
+    report = json.loads(found.out)
+    assert not report["equal"]
+    one, many, again = report["trials"]
     assert (one["steps"], many["steps"]) == (2, 2)
     assert many["difference"]["step"] == 1
     assert many["difference"]["phase"] == "gradient"
     assert many["size"].startswith("by up to ")
-    assert told["cause"].startswith("This is rounding: ")
+    assert report["cause"].startswith("This is rounding: ")
     assert again["difference"] is None, "one process repeats itself"
-    assert checklist(told) == [True, True, True, True, None, None, False, None]
-    assert told["checklist"][2]["evidence"] == "rank 0 wrote 1 file, rank 1 nothing"
-    assert told["checklist"][3]["evidence"] == "rank 0 printed 1 line, rank 1 nothing"
-    assert (Path(told["folder"]) / "ranks" / "many-1" / "digests.jsonl").exists()
+    assert checklist(report) == [True, True, True, True, None, None, False, None]
+    assert report["checklist"][2]["evidence"] == "rank 0 wrote 1 file, rank 1 nothing"
+    assert report["checklist"][3]["evidence"] == "rank 0 printed 1 line, rank 1 nothing"
+    assert (Path(report["folder"]) / "ranks" / "many-1" / "digests.jsonl").exists()
 
 
 @pytest.mark.slow
@@ -118,7 +118,7 @@ def test_a_script_that_does_not_share_its_gradients(tmp_path: Path) -> None:
     assert "[!] only rank 0 prints: rank 1 printed 1 line" in found.out
 
 
-def test_a_loop_of_locksteps_without_a_folder_that_is_short(tmp_path: Path) -> None:
+def test_a_short_lockstep_loop_without_a_folder(tmp_path: Path) -> None:
     found = verify(tmp_path, OWN_LOOP, "--steps", "5", "train.py", "", "3")
     assert found.code == 0, found.out + found.err
     lines = found.out.splitlines()
@@ -130,7 +130,7 @@ def test_a_loop_of_locksteps_without_a_folder_that_is_short(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_loop_of_locksteps_with_a_folder_is_stopped_and_resumed_as_well(tmp_path: Path) -> None:
+def test_a_lockstep_loop_with_a_folder_is_also_stopped_and_resumed(tmp_path: Path) -> None:
     found = verify(tmp_path, OWN_LOOP, "--steps", "4", "--keep", "kept", "train.py", "runs/mine", "1000")
     assert found.code == 0, found.out + found.err
     lines = found.out.splitlines()

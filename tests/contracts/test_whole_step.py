@@ -1,4 +1,4 @@
-"""Everything around the step, alone and together: the same bits on any number of processes, and the right ones."""
+"""Every option of a step, alone and together: the same bits on any number of processes, and the right ones."""
 
 from typing import Any
 
@@ -12,8 +12,9 @@ from lockstep.train.optim.lr_schedule import Schedule
 from lockstep.train.run import Run
 from lockstep.train.trainer import Trainer
 from lockstep.world.world import World
-from tests.contracts.whole_step_cases import CASES, data, loss, train
-from tests.sinks import Kept
+from tests.classification import loss
+from tests.contracts.whole_step_cases import CASES, data, train
+from tests.sinks import RecordingSink
 
 
 @pytest.mark.parametrize(("options", "around"), CASES.values(), ids=CASES.keys())
@@ -25,8 +26,8 @@ def test_any_number_of_processes_gives_the_same_bits(options: dict[str, Any], ar
             assert result == alone
 
 
-def test_each_of_them_matters() -> None:
-    """Else the test above would compare the same run with itself."""
+def test_every_option_changes_the_result() -> None:
+    """Otherwise the test above would compare equal runs."""
     plain: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
     cases = [plain, *CASES.values()]
     outcomes = [ranks(1).run(train, options, **around)[0].digest for options, around in cases]
@@ -34,7 +35,7 @@ def test_each_of_them_matters() -> None:
 
 
 def by_hand(kind: str, global_batch: int, steps: int, clip_norm: float) -> list[float]:
-    """One process, the whole batch at once, torch's own schedulers and clipping."""
+    """Train on one process, with the whole batch at once and torch's own schedulers and clipping."""
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(12, 40), nn.GELU(), nn.Linear(40, 5))
     optimizer = make_optimizer(kind, model)
@@ -64,15 +65,15 @@ def make_optimizer(kind: str, model: nn.Module) -> torch.optim.Optimizer:
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
 def test_the_trainer_does_what_a_loop_written_by_hand_does(kind: str) -> None:
-    """With accumulation over 4 lanes, warm-up and cosine, and clipping that clips."""
+    """With accumulation over 4 lanes, warm-up and cosine decay, and gradients above the clipping norm."""
     steps, clip_norm = 24, 0.3
-    told = Kept()
-    run = Run(None, World(), clip_norm=clip_norm, sinks=[told], log_every=1)
+    sink = RecordingSink()
+    run = Run(None, World(), clip_norm=clip_norm, sinks=[sink], log_every=1)
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(12, 40), nn.GELU(), nn.Linear(40, 5))
     trainer = Trainer(model, make_optimizer(kind, model), loss, schedule=Schedule.cosine(warmup=4), run=run)
     trainer.train(run.loader(data(), 24, lanes=4, shuffle=False), steps=steps)
     run.finish()
-    losses = [event["loss"] for event in told.of("step")]
+    losses = [event["loss"] for event in sink.of("step")]
     assert losses == pytest.approx(by_hand(kind, 24, steps, clip_norm), rel=1e-4)
     assert losses[-1] < 0.95 * losses[0]

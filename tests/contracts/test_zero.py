@@ -1,4 +1,4 @@
-"""The promise of `parallel=zero`: each rank has its part of the optimizer's state, and the bits are those of one."""
+"""The promise of `parallel=zero`: each rank has its part of the optimizer's state, and no bit changes."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -16,9 +16,10 @@ from lockstep.errors import UserError
 from lockstep.testing import ranks
 from lockstep.train.run import Run
 from lockstep.world.world import World
+from tests.classification import loss
 from tests.contracts.bit_cases import CASES, Case, assert_same, digests, digests_alone
 from tests.contracts.workloads import train
-from tests.contracts.zero_workloads import OPTIMIZERS, STEPS, Wide, data, loss, train_wide
+from tests.contracts.zero_workloads import OPTIMIZERS, STEPS, Wide, data, train_wide
 
 # Where sharding the optimizers could matter: how lanes become gradients is the subject of test_bits.py.
 SHARDED = {
@@ -56,8 +57,8 @@ def test_unequal_shares_change_no_bit() -> None:
 
 
 @pytest.mark.parametrize("parts", [("zero", "ddp", 3), ("ddp", "zero", 2), ("zero", "zero", 3), ("zero", "single", 1)])
-def test_a_run_goes_on_under_another_strategy(parts: tuple[str, str, int], tmp_path: Path) -> None:
-    """Saved on four processes, under one strategy, resumed under another."""
+def test_a_run_resumes_under_another_strategy(parts: tuple[str, str, int], tmp_path: Path) -> None:
+    """Saved on four processes under one strategy, and resumed under another."""
     before, after, num_ranks = parts
     loader = {"global_batch": 40, "lanes": 8}
     for name in ("conv", "awkward"):
@@ -79,13 +80,13 @@ def test_every_element_wise_optimizer_has_the_bits_of_one(kind: str, tmp_path: P
     assert_same(rest, alone._replace(losses=alone.losses[2:]))
 
 
-def test_the_norm_of_gradients_in_parts_is_that_of_the_whole() -> None:
+def test_the_norm_of_sharded_gradients_has_the_bits_of_one() -> None:
     options = {"parallel": "zero", "clip_norm": 0.1}
     assert_same(ranks(3).run(train_wide, "sgd", **options)[0], train_wide(World(), "sgd", **options))
 
 
 def sizes_of_state(world: World, parallel: str) -> tuple[int, int]:
-    """Bytes of the optimizer's state on this rank; and in the user's own optimizer."""
+    """Return the bytes of the optimizer's state on this rank, and in the user's own optimizer."""
     run = Run(None, world, parallel=parallel)
     model = run.prepare(nn.Sequential(nn.Linear(300, 400), nn.Linear(400, 5)))
     optimizer = run.optimizer(model, lambda p: torch.optim.AdamW(p))
@@ -118,7 +119,7 @@ def is_negative_everywhere(world: World) -> bool:
     return bool(whole.signbit().all()) and whole.shape == weight.shape
 
 
-def test_a_whole_made_of_parts_keeps_the_sign_of_zero() -> None:
+def test_a_gathered_parameter_keeps_the_sign_of_zero() -> None:
     assert ranks(3).run(is_negative_everywhere) == [True] * 3
 
 
@@ -144,11 +145,11 @@ class OwnAdam(torch.optim.Adam):
 @pytest.mark.parametrize("kind", [torch.optim.Adafactor, OwnAdam])
 def test_other_optimizers_are_refused_by_name_before_the_first_step(kind: Any) -> None:
     for num_ranks in (1, 2):
-        for told in ranks(num_ranks).run(what_happens, kind):
-            assert f"{kind.__name__} is not known to compute every element by itself: use one of SGD, Adam" in told
+        for message in ranks(num_ranks).run(what_happens, kind):
+            assert f"{kind.__name__} is not known to compute every element by itself: use one of SGD, Adam" in message
 
 
-def test_parameters_that_cannot_be_cut_are_refused() -> None:
+def test_parameters_that_cannot_be_sharded_are_refused() -> None:
     assert "not contiguous (channels_last?)" in ranks(2).run(what_happens, torch.optim.Adam, torch.channels_last)[0]
 
 
@@ -194,15 +195,15 @@ def rows(model: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, int]:
 
 
 def train_in_turns(world: World, parallel: str) -> tuple[str, list[str]]:
-    """Passes over one model, and over both; hooks, a scheduler of torch. Returns the digest, and what was told."""
+    """Train one model, then both, with hooks and a torch scheduler; return the digest and the messages."""
     run = Run(None, world, seed=3, parallel=parallel)
     one, other = run.prepare(nn.Linear(37, 60)), run.prepare(nn.Linear(60, 30))
     first = run.optimizer(one, lambda p: torch.optim.SGD(p, lr=0.01))
     second = run.optimizer(other, lambda p: torch.optim.SGD(p, lr=0.01))
     unknown = torch.optim.SGD(one.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.StepLR(first, 1, 0.5)
-    told: list[str] = []
-    first.register_step_post_hook(lambda *_: told.append("stepped"))
+    messages: list[str] = []
+    first.register_step_post_hook(lambda *_: messages.append("stepped"))
 
     def both(models: Sequence[nn.Module], batch: Sequence[Tensor]) -> tuple[Tensor, int]:
         return models[1](models[0](batch[0])).square().sum(), len(batch[0])
@@ -221,23 +222,23 @@ def train_in_turns(world: World, parallel: str) -> tuple[str, list[str]]:
             step.accumulate(rows, one)
             with pytest.raises(UserError) as caught:
                 step.update(second)
-            told.append(str(caught.value))
+            messages.append(str(caught.value))
             if parallel == "zero":
                 with pytest.raises(UserError) as caught:
                     step.update(unknown)
-                told.append(str(caught.value))
-    return run.finish(), told
+                messages.append(str(caught.value))
+    return run.finish(), messages
 
 
 def test_models_may_take_turns() -> None:
-    digest, told = train_in_turns(World(), "single")
-    assert told.count("stepped") == 4
-    assert "without gradients: its parameters are in none of the models" in told[3]
-    for found, told_there in ranks(2).run(train_in_turns, "zero"):
+    digest, messages = train_in_turns(World(), "single")
+    assert messages.count("stepped") == 4
+    assert "without gradients: its parameters are in none of the models" in messages[3]
+    for found, messages_there in ranks(2).run(train_in_turns, "zero"):
         assert found == digest
-        assert told_there.count("stepped") == 4
-        assert "without gradients: its parameters are in none of the models" in told_there[3]
-        assert "make them with run.optimizer(…)" in told_there[4]
+        assert messages_there.count("stepped") == 4
+        assert "without gradients: its parameters are in none of the models" in messages_there[3]
+        assert "make them with run.optimizer(…)" in messages_there[4]
 
 
 def share_a_parameter(world: World) -> str:

@@ -12,6 +12,7 @@ from lockstep.train.optim.optimizer_factory import parameter_groups
 from lockstep.train.run import Run
 from lockstep.world.keyed_random import stream
 from lockstep.world.world import World
+from tests.classification import loss
 
 
 class Outcome(NamedTuple):
@@ -22,7 +23,7 @@ class Outcome(NamedTuple):
 
 
 class Normed(nn.Module):
-    """Batch norm, dropout and a head whose bias has a rate of its own."""
+    """Batch norm, dropout, and a head whose bias has its own learning rate."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,16 +36,11 @@ class Normed(nn.Module):
 
 
 def data(poison: float | None = None) -> TensorDataset:
-    """With `poison`, one sample has it in place of a number."""
+    """Return the data; `poison` replaces a number of one sample."""
     inputs = torch.randn(101, 12, generator=stream(0, "inputs"))
     if poison is not None:
         inputs[40, 3] = poison
     return TensorDataset(inputs, torch.randint(0, 5, (101,), generator=stream(0, "labels")))
-
-
-def loss(model: nn.Module, batch: list[Tensor]) -> tuple[Tensor, int]:
-    inputs, labels = batch
-    return F.cross_entropy(model(inputs), labels, reduction="sum"), len(labels)
 
 
 def metrics(model: nn.Module, batch: list[Tensor]) -> dict[str, tuple[Tensor, int]]:

@@ -1,4 +1,4 @@
-"""Small models of many kinds, each with its data and its step: what every promise about bits is checked on."""
+"""Small models of many kinds, each with its data and its step, on which every promise about bits is checked."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -17,6 +17,7 @@ from lockstep.train.run import Run
 from lockstep.train.step import Step
 from lockstep.world.keyed_random import stream
 from lockstep.world.world import World
+from tests.classification import loss as cross_entropy
 
 Advance = Callable[[Step], None]
 
@@ -64,11 +65,6 @@ def _noise(name: str, *shape: int) -> Tensor:
 
 def _labels(name: str, high: int, *shape: int) -> Tensor:
     return torch.randint(0, high, shape, generator=stream(0, "labels", name))
-
-
-def cross_entropy(model: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, int]:
-    inputs, labels = batch
-    return F.cross_entropy(model(inputs), labels, reduction="sum"), len(labels)
 
 
 def _classifier(make_model: Callable[[], nn.Module], data: TensorDataset) -> Workload:
@@ -176,7 +172,7 @@ def lstm() -> Workload:
 
 
 def gan() -> Workload:
-    """Two models, two optimizers, two passes a step; the generator has batch norm and draws its own noise."""
+    """Two models, two optimizers, two passes per step; the generator has batch norm and draws its own noise."""
 
     def start(run: Run) -> Advance:
         generator = run.prepare(nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 16)))
@@ -245,7 +241,7 @@ def awkward() -> Workload:
 
 
 def passes() -> Workload:
-    """Two backward passes in every lane, in a loop of one's own."""
+    """Two backward passes in every lane, in a custom loop."""
 
     def start(run: Run) -> Advance:
         model = run.prepare(nn.Sequential(nn.Linear(20, 32), nn.Tanh(), nn.Linear(32, 10)))
@@ -263,7 +259,7 @@ def passes() -> Workload:
 
 
 def terms() -> Workload:
-    """A loss of two terms with counts of their own."""
+    """A loss of two terms, each with its own count."""
 
     def start(run: Run) -> Advance:
         model = run.prepare(nn.Sequential(nn.Linear(20, 32), nn.Tanh(), nn.Linear(32, 10)))
@@ -288,7 +284,7 @@ def terms() -> Workload:
 
 
 class Remembering(nn.Module):
-    """Buffers of its own that every forward pass changes, each to be combined in another way."""
+    """Has buffers that every forward pass changes, each to be combined in another way."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,11 +1,10 @@
-"""A model whose parameters are cut at odd places, under every optimizer that `parallel=zero` accepts."""
+"""A model whose parameters are sharded at odd places, under every optimizer that `parallel=zero` accepts."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
@@ -15,13 +14,14 @@ import lockstep
 from lockstep.errors import Stopped
 from lockstep.train.run import Run
 from lockstep.world.world import World
+from tests.classification import loss
 from tests.contracts.workloads import Trained
 
 STEPS = 4
 
 
 class Wide(nn.Module):
-    """Parameters that are cut at odd places: not a multiple of any block, some smaller than one, one a mere number."""
+    """Parameters that are sharded at odd places: no multiple of any block, some smaller than a block, one a scalar."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,11 +32,6 @@ class Wide(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         scores: Tensor = self.second(self.first(inputs).tanh()) * self.scale
         return scores
-
-
-def loss(model: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, int]:
-    inputs, labels = batch
-    return F.cross_entropy(model(inputs), labels, reduction="sum"), len(labels)
 
 
 def data() -> TensorDataset:

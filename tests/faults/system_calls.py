@@ -1,7 +1,7 @@
 """Traces the system calls with which a function changes files, and can kill it before any of them.
 
 The function runs in a forked process that is traced with ptrace, as by a debugger: calls of Python and of native
-libraries are seen alike. Linux only.
+libraries are both seen. Linux only.
 """
 
 import ctypes

@@ -91,7 +91,7 @@ def test_a_hundred_kills_and_nothing_is_lost(tmp_path: Path, seed: int) -> None:
     verdict = survive(tmp_path, 50, seed, "-n", "3", timeout_s=850)
     assert len(reached(tmp_path, "processes")) > 1, "it was resized"
     assert {"start", "step", "save", "evaluation"} <= reached(tmp_path, "moment")
-    # In which phase a rank really was when its time came depends on the machine.
+    # In which phase a rank was when it was killed depends on the machine.
     assert len({"starting", "saving", "computing", "evaluating"} & verdict["phases"].keys()) > 1
 
 
@@ -157,7 +157,7 @@ def test_configs_and_options_that_cannot_work_are_refused(tmp_path: Path) -> Non
     assert "5 processes cannot share lanes=4" in finished.err
 
 
-def test_stopped_in_the_middle_it_takes_everything_with_it(tmp_path: Path) -> None:
+def test_a_stop_ends_all_processes_and_leaves_nothing_behind(tmp_path: Path) -> None:
     command, environment = prepared(tmp_path, "epochs=2", "workers=0", "--kills", "50")
     with started(command, tmp_path, environment) as process:
         begun = "lockstep-chaos-*/round-1/events.jsonl"

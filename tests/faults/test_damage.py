@@ -19,7 +19,7 @@ FOREIGN_ID = "fedcba9876543210"
 STEPS, BEST = (1, 2, 3), 2
 
 Tree = dict[str, bytes]  # all files under a folder, by their relative paths
-Content = tuple[Any, dict[str, bytes]]
+Content = tuple[Any, dict[str, tuple[torch.dtype, torch.Size, bytes]]]
 
 
 def parts(seed: int) -> dict[str, Any]:
@@ -34,10 +34,13 @@ def parts(seed: int) -> dict[str, Any]:
 
 
 def content_of(values: dict[str, Any]) -> Content:
-    """Equal exactly when the values are, to the last bit; also for tensors without dimensions."""
+    """Return something that is equal exactly if the values are, with the tensors' dtypes, shapes and bits."""
     form, tensors, shards = split_values(values)
     tensors |= {name: shard.local for name, shard in shards.items()}  # one rank: its shard is the whole tensor
-    return form, {name: tensor.reshape(-1).view(torch.uint8).numpy().tobytes() for name, tensor in tensors.items()}
+    return form, {
+        name: (tensor.dtype, tensor.shape, tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+        for name, tensor in tensors.items()
+    }
 
 
 class Bench:

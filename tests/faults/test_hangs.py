@@ -136,7 +136,7 @@ def hung(folder: Path, text: str, case: str, culprit: int, num_ranks: int, *opti
 
 
 def marked(text: str, mark: str, case: str) -> int:
-    """The number of the line that is marked with the case's name."""
+    """Return the number of the line that is marked with the case's name."""
     pattern = re.compile(rf"# {mark}:(?: \w+)* {case.replace(' ', '_')}\b")
     (line,) = [number for number, line in enumerate(text.splitlines(), 1) if pattern.search(line)]
     return line
@@ -196,7 +196,7 @@ def check(folder: Path, text: str, case: str, culprit: int, num_ranks: int) -> N
 
 
 def check_all(folder: Path, trials: Sequence[tuple[str, str, int, int]]) -> None:
-    """Check several at a time: most of a hang is waiting."""
+    """Check several trials at a time: most of a hang is waiting."""
     folders = [folder / str(number) for number in range(len(trials))]
     for each in folders:
         each.mkdir()

@@ -1,4 +1,4 @@
-"""However a launch ends: the cause comes before its victims, the exit code says what happened, nothing is left."""
+"""However a launch ends: the cause is printed first, the exit code says what happened, and no process is left."""
 
 import json
 import os

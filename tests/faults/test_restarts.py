@@ -1,4 +1,4 @@
-"""A dead rank costs a restart, a stop request ends in a save, and what no restart can mend is explained once."""
+"""A dead rank costs one restart, a stop request ends in a save, and what no restart can fix is explained once."""
 
 import json
 import os
@@ -166,7 +166,7 @@ def pid_of(folder: Path, rank: int) -> int:
 
 
 def step_of(folder: Path, rank: int = 0) -> int:
-    """The step that a rank is in; 0 before its first."""
+    """Return the step that a rank is in; 0 before its first."""
     try:
         return int((folder / f"rank-{rank}.step").read_text().split()[0])
     except FileNotFoundError:
@@ -269,7 +269,7 @@ def test_a_killed_data_worker_is_named_with_its_sample(tmp_path: Path) -> None:
 
 @contextmanager
 def two_machines(folder: Path, **order: object) -> Iterator[list["subprocess.Popen[str]"]]:
-    """Two agents with one rank each, on this machine."""
+    """Start two agents with one rank each, on this machine."""
     meet = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--max-restarts", "2"]
     commands = [train(folder, 1, *meet, "--node-rank", str(node), **order) for node in range(2)]
     with started(commands[0], folder) as first, started(commands[1], folder) as second:
@@ -330,7 +330,7 @@ def memory_limit(limit_mb: int) -> Iterator[Path]:
         group.rmdir()
 
 
-def test_out_of_memory_is_told_apart_from_a_kill(tmp_path: Path) -> None:
+def test_out_of_memory_is_distinguished_from_a_kill(tmp_path: Path) -> None:
     with memory_limit(1500) as group:
         command = train(tmp_path, 2, rank=1, step=3, act="eat")
         join = f"open({str(group / 'cgroup.procs')!r}, 'w').write('0')"

@@ -1,4 +1,4 @@
-"""A search that is killed: it resumes where it was, and no finished evaluation is made again."""
+"""A search that is killed resumes where it was, and repeats no finished evaluation."""
 
 import json
 import os
@@ -77,7 +77,7 @@ def digest(folder: Path) -> str:
     return str([event for event in read_jsonl(folder / "events.jsonl") if event["kind"] == "end"][-1]["digest"])
 
 
-def test_killed_in_the_middle_of_a_generation_it_loses_what_was_in_flight(tmp_path: Path, alone: Path) -> None:
+def test_a_kill_inside_a_generation_loses_only_evaluations_in_flight(tmp_path: Path, alone: Path) -> None:
     environment = planted(tmp_path)
     killed = tmp_path / "killed"
     command = [*LOCKSTEP, "train", "planted.yaml", "--run", str(killed)]
@@ -100,7 +100,7 @@ def test_killed_in_the_middle_of_a_generation_it_loses_what_was_in_flight(tmp_pa
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the same search, undisturbed, in one process."""
+    """Return the folder of the same search, undisturbed, in one process."""
     folder = tmp_path_factory.mktemp("alone")
     finished = run([*LOCKSTEP, "train", "planted.yaml", "--run", "alone"], folder, planted(folder))
     assert finished.code == 0, finished.err
@@ -114,10 +114,10 @@ def test_chaos_finds_nothing_lost(tmp_path: Path) -> None:
     command = [*LOCKSTEP, "chaos", "planted.yaml", "--kills", "8", "--seed", "5", "-n", "3", "--json", "--keep", "kept"]
     finished = run(command, tmp_path, environment, timeout_s=390)
     assert finished.code == 0, finished.out + finished.err
-    told = json.loads(finished.out)
-    assert told["kills"] == 8
-    assert "the same designs were evaluated, and no finished one again" in {c["name"] for c in told["checks"]}
-    assert told["phases"].keys() & {"designs", "awaiting_designs"}
+    verdict = json.loads(finished.out)
+    assert verdict["kills"] == 8
+    assert "the same designs were evaluated, and no finished one again" in {c["name"] for c in verdict["checks"]}
+    assert verdict["phases"].keys() & {"designs", "awaiting_designs"}
 
 
 def test_two_launchers_search_as_one(tmp_path: Path, alone: Path) -> None:

@@ -1,6 +1,6 @@
-"""Ranks on a GPU over NCCL: killed, they go on from memory; hung, they are explained, though their hosts do not wait.
+"""Ranks on a GPU over NCCL: killed ranks resume from memory, and hangs are explained.
 
-A collective on a GPU is only begun by the host, which waits later, in a circle, at whatever line asks for a result.
+The host only starts a collective on a GPU; it waits later, at whatever line asks for a result.
 """
 
 import json
@@ -15,7 +15,7 @@ from tests.commands import LOCKSTEP, Finished, run
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
-# NCCL refuses two ranks on one GPU of one host: let each believe in a host of its own.
+# NCCL refuses two ranks on one GPU of one host: give each its own host id.
 RANK = """
 import os, signal, sys, time
 RANK = int(os.environ["RANK"])
@@ -78,7 +78,7 @@ def ended(folder: Path, script: str, num_ranks: int, arguments: Sequence[str], *
     return run([*LOCKSTEP, "run", "-n", str(num_ranks), *options, "script.py", *arguments], folder)
 
 
-def test_a_killed_rank_goes_on_from_memory(tmp_path: Path) -> None:
+def test_a_killed_rank_resumes_from_memory(tmp_path: Path) -> None:
     whole = ended(tmp_path / "whole", LOOP, 1, ["none", "0"])
     assert whole.code == 0, whole.err
     for culprit in (0, 1):

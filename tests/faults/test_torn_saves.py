@@ -1,4 +1,4 @@
-"""A kill or a power cut at any point of a save neither leaves a torn checkpoint nor loses a committed one."""
+"""A kill or a power cut at any point of a save leaves no torn checkpoint and loses no committed one."""
 
 import json
 import sys

@@ -30,7 +30,7 @@ class Result(NamedTuple):
     weights: Tensor
     digests: dict[str, str]
     traffic: dict[str, int]
-    sent: int  # bytes, as a look at what is handed over has it
+    sent: int  # bytes handed over to gloo
 
 
 def make_model() -> nn.Module:
@@ -73,7 +73,7 @@ def train(
 
 
 def _count_sent_bytes(world: World) -> Callable[[], int]:
-    """Count the bytes that this rank sends over gloo from now on; return the function that tells them."""
+    """Count the bytes that this rank sends over gloo from now on; return a function that returns the count."""
     if world.backend == "nccl":
         return lambda: 0
     sizes: list[int] = []

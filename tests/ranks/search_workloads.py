@@ -23,7 +23,7 @@ GENOME = Genome(
 
 
 def cost_of(design: dict[str, Any]) -> float:
-    """Some fail, some are noisy: the noise is the design's own."""
+    """Return the costs: some designs fail, and some have noise that depends on the design."""
     if design["kind"] == "broken" and design["x0"] > 0:
         raise ZeroDivisionError("no such wing")
     noise = torch.rand(()).item() if design["kind"] == "noisy" else 0.0

@@ -189,7 +189,7 @@ def test_a_problem_after_the_commit_does_not_undo_it(tmp_path: Path) -> None:
 
 
 def train_while_saving(world: World, folder: str) -> tuple[list[str], bool, SaveOutcome]:
-    """Delay the thread that writes; meanwhile training goes on and changes all tensors."""
+    """Delay the thread that writes while training continues and changes all tensors."""
     saver = Saver(Path(folder), world, RUN_ID, attempt=1)
     parts = whole_parts(1)
     may_write = threading.Event()
@@ -220,7 +220,7 @@ def train_while_saving(world: World, folder: str) -> tuple[list[str], bool, Save
     return found, is_in_progress, outcome
 
 
-def test_training_goes_on_while_a_save_is_written(tmp_path: Path) -> None:
+def test_training_continues_while_a_save_is_written(tmp_path: Path) -> None:
     for found, is_in_progress, outcome in ranks(2).run(train_while_saving, str(tmp_path)):
         assert found == []
         assert is_in_progress

@@ -154,22 +154,23 @@ def skip_steps(world: World) -> tuple[dict[str, Skipped], str]:
 
 def test_nonfinite_gradients_arrive_and_failures_are_reported_unchanged() -> None:
     num_bytes = 4 * sum(parameter.numel() for parameter in make_model().parameters())
-    for own, told in ranks(2).run(skip_steps):
+    for own, message in ranks(2).run(skip_steps):
         for name, each in own.items():
             assert each.made == [True, True, True, False, True, True], name
             if name != "none":
                 assert each.traffic["uncompressed_bytes"] == num_bytes, "on two ranks each sends as much as there is"
-        assert told == "OSError('planted')"
+        assert message == "OSError('planted')"
 
 
 def test_the_command_reports_the_bytes_saved(tmp_path: Path) -> None:
     fast = ["determinism=fast", "compression.kind=powersgd", "compression.start_after=2"]
     finished = run([*LOCKSTEP, "train", "digits", "--quick", "-n", "2", *fast], tmp_path)
     assert finished.code == 0, finished.err
-    told = re.search(r"^gradients: (.*) kB per step on the wire instead of (.*)$", finished.out, re.MULTILINE)
-    assert told is not None, finished.out
-    assert float(told[1]) < 0.5 * float(told[2])
+    printed = re.search(r"^gradients: (.*) kB per step on the wire instead of (.*)$", finished.out, re.MULTILINE)
+    assert printed is not None, finished.out
+    assert float(printed[1]) < 0.5 * float(printed[2])
     steps = [event for event in read_jsonl(tmp_path / "runs" / "digits-quick" / "events.jsonl") if "loss" in event]
+    assert steps
     assert all(0 < event["gradient_bytes"] < event["uncompressed_bytes"] for event in steps)
     refused = call(["train", "digits", "--quick", "compression=bf16"], tmp_path)
     assert refused.code == 2

@@ -1,12 +1,11 @@
 """Compressed gradients, unused parameters and uneven inputs on a GPU: over NCCL, and over gloo."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.commands import LOCKSTEP, run
+from tests.ranks.rank_reports import rank_reports
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -16,7 +15,7 @@ from pathlib import Path
 rank = os.environ.get("RANK", "0")
 backend = sys.argv[1]
 if backend == "nccl":
-    # NCCL refuses two ranks on one GPU of one host: let each believe in a host of its own.
+    # NCCL refuses two ranks on one GPU of one host: give each its own host id.
     os.environ |= {"NCCL_HOSTID": f"host{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
 import lockstep
 from tests.ranks import compression_workloads as compression
@@ -42,19 +41,10 @@ if __name__ == "__main__":
 """
 
 
-def reports(folder: Path, size: int, backend: str) -> list[dict[str, list]]:
-    (folder / "script.py").write_text(SCRIPT)
-    state = str(folder / f"{backend}-{size}")
-    finished = run([*LOCKSTEP, "run", "-n", str(size), "script.py", backend, state], folder, timeout_s=300)
-    assert finished.code == 0, finished.err
-    lines = [line for line in finished.out.splitlines() if line.startswith("report ")]
-    return [json.loads(line.removeprefix("report ")) for line in lines]
-
-
 @pytest.mark.parametrize(("size", "backend"), [(2, "nccl"), (4, "nccl"), (2, "gloo")])
 def test_gradients_travel_compressed_on_a_gpu(tmp_path: Path, size: int, backend: str) -> None:
-    (alone,) = reports(tmp_path, 1, "auto")
-    found = reports(tmp_path, size, backend)
+    (alone,) = rank_reports(tmp_path, SCRIPT, 1, "auto")
+    found = rank_reports(tmp_path, SCRIPT, size, backend)
     assert len(found) == size
     for report in found:
         assert report["none"][1] == {}

@@ -18,7 +18,7 @@ SCRIPT = """
 import json, os, sys
 rank = os.environ.get("RANK", "0")
 if "nccl" in sys.argv:
-    # NCCL refuses two ranks on one GPU of one host: let each believe in a host of its own.
+    # NCCL refuses two ranks on one GPU of one host: give each its own host id.
     os.environ |= {"NCCL_HOSTID": f"host{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
 import torch, lockstep
 
@@ -132,22 +132,25 @@ def train_on_a_mesh(name: str, tmp_path: Path, stop: int = 0) -> tuple[str, str,
 
 @pytest.mark.timeout(600)
 def test_a_mesh_over_nccl_trains_as_one_process_does(tmp_path: Path) -> None:
-    """In double precision; sums over ranks differ in their last bits. What is not tied is at least trained."""
-    alone = train_on_a_mesh("one process", tmp_path)[2]
+    """In double precision; sums over ranks differ in their last bits. Untied models are only trained, not compared."""
+    *alone, small_alone = train_on_a_mesh("one process", tmp_path)[2]
     for name in mesh_cases.MESHES:
-        ours = train_on_a_mesh(name, tmp_path)[2]
-        for kind, (values, expected) in enumerate(zip(ours, alone, strict=True)):
-            for one, other in zip(values, expected, strict=False):  # of the small models there may be none
-                assert name not in mesh_cases.TIED or one == pytest.approx(other, rel=1e-9), (name, kind)
+        *ours, small = train_on_a_mesh(name, tmp_path)[2]
+        if name in mesh_cases.TIED:
+            for kind, (values, expected) in enumerate(zip(ours, alone, strict=True)):
+                assert values == pytest.approx(expected, rel=1e-9), (name, kind)
+            for values, expected in zip(small, small_alone if small else (), strict=True):
+                assert values == pytest.approx(expected, rel=1e-9), name
 
 
 @pytest.mark.timeout(600)
-def test_a_run_goes_on_under_any_mesh_over_nccl(tmp_path: Path) -> None:
-    before = None
+def test_a_run_resumes_under_any_mesh_over_nccl(tmp_path: Path) -> None:
+    digests: list[str] = []
     for number, name in enumerate(("one process", *mesh_cases.TIED), start=1):
         began_with, digest, _ = train_on_a_mesh(name, tmp_path, number)
-        assert before in (None, began_with), name
-        before = digest
+        assert not digests or began_with == digests[-1], name
+        digests.append(digest)
+    assert len(set(digests)) == len(digests), "every step changed the weights"
 
 
 def test_the_same_bits_on_one_process_and_on_several_that_share_a_gpu(tmp_path: Path) -> None:
@@ -171,7 +174,7 @@ def test_the_same_bits_on_one_process_and_on_several_that_share_a_gpu(tmp_path: 
         assert len(lines) == size * len(names)
 
 
-def test_a_run_goes_on_with_another_number_of_processes_over_nccl(tmp_path: Path) -> None:
+def test_a_run_resumes_on_another_number_of_processes_over_nccl(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(RESUMING)
 
     def digests(folder: str, size: int, stop: int = 0) -> set[str]:

@@ -39,7 +39,7 @@ def read_stream(world: World, kind: str, tail: str, stop: int) -> Batches:
 
 
 def united(parts: list[Batches]) -> Batches:
-    """All ranks' batches as one rank would have read them."""
+    """Return all ranks' batches as one rank would have read them."""
     batches = []
     for of_ranks in zip(*parts, strict=True):
         assert len({batch[:3] for batch in of_ranks}) == 1, f"number, epoch and size agree: {of_ranks}"
@@ -136,7 +136,7 @@ def test_a_torch_loader_that_ends_before_its_length_is_an_error() -> None:
 
 
 def split_data(world: World) -> tuple[list[list[int]], list[int], list[int]]:
-    """Without a `world` argument: that of the process group."""
+    """Split the data without a `world` argument, over the process group."""
     dataset = TensorDataset(torch.arange(50))
     loaders = create_dataloaders_distributed(dataset, TensorDataset(torch.arange(7)), batch_size=8, seed=3)
     assert loaders.val is not None
@@ -163,7 +163,7 @@ def test_workers_in_several_ranks() -> None:
 
 
 def read_ahead(world: World, kind: str, tail: Any, workers: int, start_method: str) -> tuple[Batches, list[str]]:
-    """The batches, and the position of all ranks after each."""
+    """Return the batches, and the position of all ranks after each."""
     loader = open_stream(world, kind, tail, workers)
     batches, states = [], []
     with starting_by(start_method):
@@ -175,7 +175,7 @@ def read_ahead(world: World, kind: str, tail: Any, workers: int, start_method: s
 
 @contextmanager
 def starting_by(start_method: str) -> Iterator[None]:
-    """The ranks here were spawned, and then Python spawns their children too; started by torchrun, they fork."""
+    """Start child processes by this method: spawned ranks spawn theirs by default, but under torchrun they fork."""
     before = multiprocessing.get_start_method()
     multiprocessing.set_start_method(start_method, force=True)
     try:

@@ -1,4 +1,4 @@
-"""The same script, unchanged, under every launcher: python, lockstep, torchrun and its elders, Slurm, by hand."""
+"""The same script, unchanged, under every launcher: python, lockstep, torchrun and its predecessors, Slurm, by hand."""
 
 import json
 import sys
@@ -94,7 +94,7 @@ ELDER = [sys.executable, "-W", "ignore", "-m", "torch.distributed.launch", "--np
 def test_two_processes(folder: Path, command: list[str], launcher: str) -> None:
     finished = run(command, folder)
     check_pair(reports(finished), launcher)
-    # Started by launch() itself, copies end there, and the script goes on once; else every process goes on.
+    # Processes that launch() started end there and the script continues once; otherwise every process continues.
     assert finished.err.count("after launch") == (1 if "--nproc=2" in command else 2)
 
 

@@ -1,7 +1,6 @@
 """Loggers in real runs: only rank 0 logs, and the bits are those of a run without loggers."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +8,9 @@ import numpy as np
 import psutil
 import pytest
 import torch
-import torch.nn.functional as F
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch import nn
 
 from lockstep.config.job_schema import LogConfig, WandbConfig
 from lockstep.errors import UserError
@@ -22,15 +19,10 @@ from lockstep.loggers.logger_factory import open_loggers
 from lockstep.testing import ranks
 from lockstep.train.run import Run
 from lockstep.world.world import World
+from tests.classification import DATA, loss
 from tests.wandb_files import config, exit_code, history, offline_runs, run_record
 
-DATA = TensorDataset(torch.randn(64, 4, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 3)
 BOTH = LogConfig(tensorboard=True, wandb=WandbConfig(mode="offline", project="p"))
-
-
-def loss(model: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, int]:
-    inputs, labels = batch
-    return F.cross_entropy(model(inputs), labels, reduction="sum"), len(labels)
 
 
 def train(world: World, folder: Path, log: LogConfig) -> dict[str, Any]:
@@ -60,7 +52,7 @@ def curve(folder: Path, name: str) -> list[tuple[int, float]]:
     return [(point.step, point.value) for point in reader.Scalars(name)]
 
 
-def test_rank_0_alone_logs_and_the_bits_do_not_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_rank_0_logs_and_logging_changes_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))

@@ -68,4 +68,5 @@ def test_the_search_survives_running_out_of_the_gpus_memory(tmp_path: Path) -> N
     found = json.loads(finished.out)
     assert found["device"] == "cuda"
     assert any(each["why"] == "out of memory" for each in found["tries"])
-    assert all(each["peak_bytes"] < 2e9 for each in found["tries"] if each["fits"])
+    peaks = [each["peak_bytes"] for each in found["tries"] if each["fits"]]
+    assert 0 < max(peaks) < 2e9

@@ -176,8 +176,10 @@ def refusals(world: World) -> dict[str, str]:
 
 
 def test_impossible_meshes_are_refused_before_training() -> None:
-    for told in ranks(2).run(refusals):
-        assert [(name, told[name]) for name, (_, expected) in REFUSED.items() if expected not in told[name]] == []
+    for messages in ranks(2).run(refusals):
+        assert [
+            (name, messages[name]) for name, (_, expected) in REFUSED.items() if expected not in messages[name]
+        ] == []
 
 
 def left_early(world: World) -> str:
@@ -252,9 +254,9 @@ def at_the_edges(world: World) -> tuple[str, list[bool], list[float]]:
 
 def test_lanes_left_early_shared_parameters_and_unused_layers() -> None:
     alone = train_sometimes(World())
-    for told, shared, losses in ranks(2).run(at_the_edges):
+    for message, shared, losses in ranks(2).run(at_the_edges):
         assert shared == [False, True] * 2, "in a rank's last lane alone"
-        assert "the previous pass over the lanes was left early" in told
+        assert "the previous pass over the lanes was left early" in message
         assert losses == pytest.approx(alone, rel=1e-5)  # single precision, a few sums
 
 

@@ -1,4 +1,4 @@
-"""Metrics on real ranks: the same bits on any number of them, and equal to those of the whole data set at once.
+"""Metrics on real ranks: the same bits on any number of ranks, and equal to those of the whole data set at once.
 
 The "model" passes on columns of the data set, so that the metrics are compared and not a model's kernels.
 """
@@ -49,7 +49,7 @@ def columns() -> dict[str, Tensor]:
     cancels = torch.full((NUM_SAMPLES,), 0.1, dtype=torch.float64)
     cancels[:BATCH] = 0.0
     cancels[-BATCH:] = 0.0
-    cancels[0], cancels[-1] = 1e16, -1e16  # beside one of these, the values between them vanish
+    cancels[0], cancels[-1] = 1e16, -1e16  # next to one of these, the values between them are lost
     return {
         "predicted": target + 0.3 * normal(NUM_SAMPLES),
         "target": target,
@@ -89,7 +89,7 @@ class BatchMean(Metric):
 
 
 class LargestNorm(Metric):
-    """A state with a reduction of its own, one that grows, and one of a type that has no fractions."""
+    """Has a state with a custom reduction, one that grows, and one of an integer type."""
 
     full_state_update = False
     norm: Tensor
@@ -121,7 +121,7 @@ class Kind:
 
 
 def sk(name: str) -> Callable[..., Any]:
-    """A function of scikit-learn, imported on use because the ranks do not need it."""
+    """Return a function of scikit-learn, imported on use because the ranks do not need it."""
     from sklearn import metrics
 
     function: Callable[..., Any] = getattr(metrics, name)
@@ -141,7 +141,7 @@ def from_torchmetrics(metric: Metric | MetricCollection, *names: str, rtol: floa
 
 
 def by_class(kind: Any, sk_name: str) -> dict[str, Kind]:
-    """The macro average as scikit-learn has it by default, and the scores of all classes."""
+    """Return the macro average, as scikit-learn computes it by default, and the scores of all classes."""
     predicted: Callable[[Batch], Tensor] = lambda batch: batch["logits"].argmax(1)  # noqa: E731
     return {
         kind.__name__: Kind(
@@ -223,7 +223,7 @@ TORCHMETRICS = {
         "logits",
         "classes",
     ),
-    # Alike in the first chunk: a collection left to itself would take one for the other from then on.
+    # Equal in the first chunk: without care, a collection would merge the two from then on.
     "fed look-alikes": from_torchmetrics(
         MetricCollection(
             {
@@ -262,7 +262,7 @@ def contributions(_model: nn.Module, batch: list[Tensor]) -> dict[str, Any]:
 
 
 def evaluate(world: World, batch: int) -> str:
-    """All metrics as text, which keeps every bit, distinguishes 0.0 from -0.0, and makes nan equal to nan."""
+    """Return all metrics as text, which keeps every bit, distinguishes 0.0 from -0.0, and makes nan equal to nan."""
     model = nn.Identity()
     results = Run(None, world).evaluate(model, TensorDataset(*WHOLE.values()), contributions, batch=batch)
     return json.dumps(results)
@@ -274,7 +274,7 @@ def on_ranks(num_ranks: int, batch: int = BATCH) -> list[dict[str, Any]]:
 
 
 def of(name: str, results: dict[str, Any]) -> dict[str, Any]:
-    """A metric's result or results."""
+    """Return a metric's result or results."""
     return {key: value for key, value in results.items() if key == name or key.startswith(f"{name}/")}
 
 
@@ -378,7 +378,7 @@ def test_a_metric_that_fails_leaves_no_rank_waiting() -> None:
 
 
 def collectives(world: World) -> list[str]:
-    """The collectives of one evaluation, in order."""
+    """Return the collectives of one evaluation, in order."""
     calls: list[str] = []
     for name in ("all_gather", "gather", "all_reduce", "broadcast"):
         original = getattr(dist, name)
@@ -397,6 +397,6 @@ def collectives(world: World) -> list[str]:
 
 
 def test_the_number_of_collectives_does_not_depend_on_the_chunks() -> None:
-    """Two for each metric, and two each to share what is known and what came out."""
+    """Two for each metric, and two each to agree on the metrics and to share the results."""
     for calls in ranks(2).run(collectives):
         assert calls == ["all_gather"] * 2 + ["all_gather", "gather"] * len(KINDS) + ["all_gather"] * 2

@@ -1,4 +1,4 @@
-"""A NaN, an infinity or an overflow on one rank: all ranks decide alike, and say whose it was."""
+"""A NaN, an infinity or an overflow on one rank: all ranks make the same decision, and name the rank."""
 
 import re
 from pathlib import Path
@@ -31,7 +31,7 @@ class Model(nn.Module):
 
     def forward(self, inputs: Tensor, marks: Tensor) -> Tensor:
         hidden = self.body(inputs)
-        # Nothing is added, but where there is a mark the gradient of the root of zero is infinite.
+        # This adds zero, but at a marked sample the gradient of the root of zero is infinite.
         hidden = hidden + (self.gate * 0 * marks.sum()).abs().sqrt() if (marks > 0).any() else hidden
         scores: Tensor = self.head(hidden)
         return scores
@@ -108,7 +108,7 @@ def test_a_loss_that_is_not_finite_is_named_by_step_lane_and_rank(num_ranks: int
 
 
 @pytest.mark.parametrize(("num_ranks", "parallel"), [(1, "auto"), (2, "ddp"), (4, "ddp"), (2, "zero"), (4, "zero")])
-def test_a_gradient_that_is_not_finite_is_named_too_although_every_loss_is(num_ranks: int, parallel: str) -> None:
+def test_a_nonfinite_gradient_is_named_even_if_every_loss_is_finite(num_ranks: int, parallel: str) -> None:
     for seen, text in ranks(num_ranks).run(train, "gradient", parallel=parallel):
         assert [entry[0] for entry in seen] == [1]
         rank = LANE * num_ranks // 4
@@ -119,14 +119,14 @@ def test_a_gradient_that_is_not_finite_is_named_too_although_every_loss_is(num_r
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.parametrize("clip_norm", [None, 1.0])
-def test_a_loss_that_is_infinite_although_no_gradient_is(num_ranks: int, clip_norm: float | None) -> None:
+def test_an_infinite_loss_is_named_even_if_every_gradient_is_finite(num_ranks: int, clip_norm: float | None) -> None:
     for seen, text in ranks(num_ranks).run(train, "constant", clip_norm=clip_norm):
         assert [entry[0] for entry in seen] == [1]
         assert f"step {STEP}: the loss is not finite in lane {LANE}" in text
         assert "over all lanes" not in text
 
 
-def test_in_a_loop_of_ones_own_the_parameter_is_named() -> None:
+def test_in_a_custom_loop_the_parameter_is_named() -> None:
     for _, text in ranks(2).run(train, "gradient", in_a_loop=True):
         assert re.match(rf"step {STEP}: the gradient is not finite .*the gradient of gate", text)
 
@@ -160,8 +160,8 @@ def test_an_overflow_on_one_rank_is_skipped_by_all_and_halves_the_scale() -> Non
     assert skipped[6] == seen[0][6] / 2
 
 
-def test_what_no_scale_can_help_is_not_taken_for_an_overflow() -> None:
-    """The scale is halved down to one first; then it is the loss that is at fault."""
+def test_what_no_loss_scale_can_mend_is_not_taken_for_an_overflow() -> None:
+    """The scale is halved down to one first; then the loss is reported."""
     for seen, text in ranks(2).run(train_on_the_culprit_alone):
         assert len(seen) == 16
         assert "the loss is not finite in lane 0 (rank 0) and in lane 1 (rank 1)" in text
@@ -185,13 +185,13 @@ def train_on_the_culprit_alone(world: World, **options: Any) -> tuple[list[float
     return scales, ""
 
 
-def test_skipping_does_not_go_on_for_ever() -> None:
+def test_skipping_ends_after_100_updates_in_a_row() -> None:
     for scales, text in ranks(2).run(train_on_the_culprit_alone, on_nonfinite="skip"):
         assert len(scales) == 100
         assert "100 updates in a row were skipped" in text
 
 
-def test_ignoring_looks_at_nothing() -> None:
+def test_ignore_checks_nothing() -> None:
     for seen, text in ranks(2).run(train, "nan", on_nonfinite="ignore"):
         assert text == ""
         assert [entry[0] for entry in seen] == [1, 2, 3, 4]
@@ -204,7 +204,7 @@ def calm_loss(model: nn.Module, batch: list[Tensor]) -> tuple[Tensor, int]:
 
 
 def train_two_models(world: World, first_overflows: bool) -> list[tuple[Any, ...]]:
-    """Both have their passes before the first update."""
+    """Run both models' passes before the first update."""
     torch.set_num_threads(1)
     run = Run(None, world, sinks=[], precision="fp16")
     first, second = run.prepare(Model(batch_norm=False)), run.prepare(Model(batch_norm=False))
@@ -225,7 +225,7 @@ def train_two_models(world: World, first_overflows: bool) -> list[tuple[Any, ...
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_an_overflow_in_one_update_does_not_change_the_scale_of_anothers_gradients(num_ranks: int) -> None:
-    """The scale is another when the second update comes; its gradients are still of the old one."""
+    """The scale has changed before the second update, whose gradients were computed with the old one."""
     (calm,) = ranks(1).run(train_two_models, False)
     for seen in ranks(num_ranks).run(train_two_models, True):
         assert [entry[:2] for entry in seen] == [(False, False), (True, False)]
@@ -256,6 +256,6 @@ def draw_after_a_skipped_step(world: World) -> float:
     return drawn
 
 
-def test_looking_for_the_lane_leaves_the_streams_alone() -> None:
+def test_the_search_for_the_lane_leaves_random_streams_unchanged() -> None:
     """Each rank runs its own lanes again, and what is drawn after a step is the same on all."""
     assert len({drawn for number in (1, 2, 4) for drawn in ranks(number).run(draw_after_a_skipped_step)}) == 1

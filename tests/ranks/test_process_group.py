@@ -56,7 +56,7 @@ def leave_and_join_again(world: World) -> list[int]:
 
 
 def join_again_slowly(world: World) -> tuple[float, float]:
-    """When this rank was connected, and when `setup_distributed` returned."""
+    """Return when this rank was connected, and when `setup_distributed` returned."""
     lockstep.cleanup_distributed()
     connect = dist.init_process_group
     connected = []
@@ -73,7 +73,7 @@ def join_again_slowly(world: World) -> tuple[float, float]:
 
 
 def test_no_rank_returns_while_another_is_still_connecting() -> None:
-    """A rank that ended meanwhile would break that other's connections, and torch would log it."""
+    """Otherwise a rank that ends early would break the other's connections, and torch would log it."""
     connected, returned = zip(*ranks(2).run(join_again_slowly), strict=True)
     assert max(connected) <= min(returned)
 
@@ -168,7 +168,7 @@ def test_setup_is_logged_by_rank_0_only() -> None:
 def rejoin_with_rank_0_late(world: World) -> int:
     lockstep.barrier()
     if world.rank == 0:
-        time.sleep(0.5)  # the others leave and find the store of the job that rank 0 has not left yet
+        time.sleep(0.5)  # the others leave, and find the store of the job that rank 0 is still in
     lockstep.cleanup_distributed()
     return lockstep.setup_distributed(world.rank, world.size, device="cpu").rank
 

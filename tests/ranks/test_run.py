@@ -1,4 +1,4 @@
-"""Runs on several ranks: what they agree on, and what is said when they cannot."""
+"""Runs on several ranks: what they agree on, and the errors when they cannot."""
 
 import threading
 from collections.abc import Sequence
@@ -19,13 +19,7 @@ from lockstep.events.jsonl import read_jsonl
 from lockstep.testing import RanksFailed, ranks
 from lockstep.train.run import Run
 from lockstep.world.world import World
-
-DATA = TensorDataset(torch.randn(64, 4, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 3)
-
-
-def loss(model: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, int]:
-    inputs, labels = batch
-    return F.cross_entropy(model(inputs), labels, reduction="sum"), len(labels)
+from tests.classification import DATA, loss
 
 
 def part_ways(world: World) -> str:
@@ -45,9 +39,9 @@ def part_ways(world: World) -> str:
     return "not noticed"
 
 
-def test_ranks_that_part_ways_are_told_where() -> None:
-    for told in ranks(2).run(part_ways):
-        assert told.startswith("after step 2 the ranks differ in model/bias")
+def test_ranks_that_diverge_are_an_error_that_says_where() -> None:
+    for message in ranks(2).run(part_ways):
+        assert message.startswith("after step 2 the ranks differ in model/bias")
 
 
 def weights_after_preparing(world: World) -> list[float]:
@@ -121,7 +115,7 @@ def fail_alone(world: World, folder: str) -> None:
         step.accumulate(loss, model)
 
 
-def test_a_rank_that_fails_alone_is_named_and_holds_nobody_up(tmp_path: Path) -> None:
+def test_a_rank_that_fails_alone_is_named_and_delays_no_other(tmp_path: Path) -> None:
     with pytest.raises(RanksFailed) as caught:
         ranks(2).run(fail_alone, str(tmp_path / "a"))
     assert "rank 1 (first to fail)" in str(caught.value)
@@ -139,13 +133,13 @@ def speak_of_different_terms(world: World, names: list[list[str]], determinism: 
 
 @pytest.mark.parametrize("names", [[["a", "b"], ["b", "a"]], [["a", "b"], ["a"]]])
 @pytest.mark.parametrize("determinism", ["lockstep", "fast"])
-def test_different_terms_on_different_ranks_are_told(names: list[list[str]], determinism: str) -> None:
+def test_different_loss_terms_on_different_ranks_are_an_error(names: list[list[str]], determinism: str) -> None:
     with pytest.raises(RanksFailed, match="loss terms differ between ranks"):
         ranks(2, timeout_s=30).run(speak_of_different_terms, names, determinism)
 
 
 def terms(model: nn.Module, batch: Sequence[Tensor]) -> dict[str, tuple[Tensor, Any]]:
-    """Each with its own count; in some lanes the second has nothing to count."""
+    """Train with two loss terms, each with its own count; in some lanes the second counts nothing."""
     inputs, labels = batch
     scores = model(inputs)
     chosen = (labels == 0) & (inputs[:, 0] > 0)
@@ -157,7 +151,7 @@ def terms(model: nn.Module, batch: Sequence[Tensor]) -> dict[str, tuple[Tensor, 
 
 
 def some_targets(model: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """One term, with another count in each step."""
+    """Train with one loss term, whose count differs from step to step."""
     inputs, labels = batch
     chosen = (labels == 0) & (inputs[:, 0] > 0)
     return F.cross_entropy(model(inputs)[chosen], labels[chosen], reduction="sum"), chosen.sum()
@@ -215,7 +209,7 @@ def test_losses_are_normalised_alike_in_fast_mode(num_ranks: int, num_samples: i
 
 
 class Halves(nn.Module):
-    """Two layers that are used together, or the first of them alone."""
+    """Two layers, of which either both or only the first are used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -227,7 +221,7 @@ class Halves(nn.Module):
 
 
 def leave_a_layer_out(world: World) -> list[float]:
-    """The first term uses both layers in the first rank's lane alone, so elsewhere its gradients are not complete."""
+    """Use both layers in the first term on the first rank's lane only: elsewhere its gradients are incomplete."""
     run = Run(None, world, bucket_mb=1e-5)
     model = run.prepare(Halves())
     optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
@@ -249,13 +243,13 @@ def leave_a_layer_out(world: World) -> list[float]:
     return [value for parameter in model.parameters() for value in parameter.flatten().tolist()]
 
 
-def test_one_terms_gradients_leave_before_anothers_on_all_ranks() -> None:
+def test_all_ranks_send_the_gradients_of_loss_terms_in_one_order() -> None:
     (alone,) = ranks(1).run(leave_a_layer_out)
     assert ranks(2, timeout_s=30).run(leave_a_layer_out) == [alone] * 2
 
 
 class CheckpointedTwice(nn.Module):
-    """A layer in two checkpointed places: re-entrant, each of them leaves a gradient of its own."""
+    """A layer used in two re-entrant checkpoints, each of which produces a gradient."""
 
     def __init__(self, use_reentrant: bool) -> None:
         super().__init__()
@@ -282,7 +276,7 @@ def train_checkpointed(world: World, use_reentrant: bool) -> list[float]:
     return weights
 
 
-def test_a_gradient_that_comes_twice_is_told_with_the_remedy() -> None:
+def test_a_gradient_that_arrives_twice_is_an_error_with_a_remedy() -> None:
     with pytest.raises(RanksFailed, match=r"received its gradient twice in one backward pass.*use_reentrant=False"):
         ranks(2, timeout_s=30).run(train_checkpointed, True)
     (alone,) = ranks(1).run(train_checkpointed, False)
@@ -302,7 +296,7 @@ def forget_the_update(world: World) -> list[float]:
     return weights
 
 
-def test_a_batch_without_an_update_is_skipped_alike_everywhere() -> None:
+def test_a_batch_without_an_update_is_skipped_on_all_ranks() -> None:
     alone = ranks(1).run(forget_the_update)[0]
     assert ranks(3).run(forget_the_update) == [alone] * 3
 
@@ -351,7 +345,7 @@ def train_finish_and_train_on(world: World, folder: str) -> None:
             step.update(optimizer)
 
 
-def test_a_finished_run_that_goes_on_is_a_new_attempt(tmp_path: Path) -> None:
+def test_continuing_a_finished_run_is_a_new_attempt(tmp_path: Path) -> None:
     ranks(2).run(train_finish_and_train_on, str(tmp_path / "a"))
     events = list(read_jsonl(tmp_path / "a" / "events.jsonl"))
     assert [(event["attempt"], event["kind"], event["step"]) for event in events] == [
@@ -401,7 +395,7 @@ def go_on_after_a_backward_pass_that_failed(world: World) -> tuple[list[str], st
     return seen, run.finish()
 
 
-def test_a_backward_pass_that_fails_everywhere_can_be_survived() -> None:
+def test_training_continues_after_a_backward_pass_that_failed_on_all_ranks() -> None:
     (alone,) = ranks(1).run(go_on_after_a_backward_pass_that_failed)
     assert alone[0][1] == "in the middle of a backward pass" and len(alone[0]) == 4
     for result in ranks(2).run(go_on_after_a_backward_pass_that_failed):
@@ -412,7 +406,7 @@ def update_after_the_loop(world: World) -> str:
     run = Run(None, world, sinks=[])
     model = run.prepare(nn.Linear(4, 3))
     optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
-    step = next(iter(run.steps(run.loader(DATA, 16), steps=1, finish=False)))  # nobody holds the loop
+    step = next(iter(run.steps(run.loader(DATA, 16), steps=1, finish=False)))  # nothing refers to the loop
     try:
         step.accumulate(lambda model, batch: (model(batch[0]).sum(), len(batch[0])), model)
         step.update(optimizer)
@@ -423,6 +417,6 @@ def update_after_the_loop(world: World) -> str:
     return ""
 
 
-def test_a_step_whose_loop_was_left_says_so_and_does_not_wait_for_ever() -> None:
+def test_a_step_used_after_its_loop_is_an_error_and_does_not_hang() -> None:
     for text in ranks(2).run(update_after_the_loop):
         assert "this step's training loop has ended" in text

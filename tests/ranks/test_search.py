@@ -1,4 +1,4 @@
-"""Searches on several ranks: every design once, work shared by who is free, and the same bits on any number."""
+"""Searches on several ranks: every design once, work for whichever rank is free, and the same bits on any number."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ from tests.ranks.search_workloads import GENOME, NETWORK, ONE, cost_of, searched
 
 
 def evaluated(world: World, population_size: int, slow_rank: int | None) -> tuple[list[str], list[int], list[float]]:
-    """What this rank evaluated, how many each rank did, and the costs."""
+    """Return what this rank evaluated, how many each rank evaluated, and the costs."""
     mine = []
 
     def cost(design: dict[str, Any]) -> float:
@@ -59,14 +59,14 @@ def test_every_design_is_evaluated_exactly_once(num_ranks: int, population_size:
     assert all(costs == answers[0][2] for _, _, costs in answers)
 
 
-def test_a_slow_rank_holds_nobody() -> None:
+def test_a_slow_rank_delays_no_other() -> None:
     (_, by_rank, _), _ = ranks(2).run(evaluated, 30, 1)
     assert by_rank[1] <= 3
     assert sum(by_rank) == 30
 
 
 def stopped_while_another_is_slow(world: World) -> float:
-    """When rank 0, which is to stop, goes to gather; and when rank 1 has ended its design, which takes longer."""
+    """Return when rank 0, which is to stop, starts to gather; and when rank 1 has finished its slower design."""
     noted = []
 
     def cost(design: dict[str, Any]) -> float:
@@ -89,7 +89,7 @@ def stopped_while_another_is_slow(world: World) -> float:
     return noted[-1] if is_asked else noted[0]
 
 
-def test_who_is_to_stop_waits_for_a_slow_design_outside_of_any_collective() -> None:
+def test_a_stopping_rank_waits_for_a_slow_design_outside_any_collective() -> None:
     """A collective has a time limit."""
     gathers, has_ended = ranks(2).run(stopped_while_another_is_slow)
     assert gathers >= has_ended
@@ -110,7 +110,7 @@ def test_any_number_of_ranks_finds_the_same(tmp_path: Path, problem: str) -> Non
 
 
 def left_behind(world: World, folder: str) -> list[tuple[int, int]]:
-    """Threads and connections after a search, and after another."""
+    """Return the numbers of threads and connections after a search, and after another."""
     counts = []
     for number in range(2):
         searched(world, f"{folder}/{number}", "one")
@@ -121,11 +121,11 @@ def left_behind(world: World, folder: str) -> list[tuple[int, int]]:
 def test_a_search_leaves_no_thread_and_no_connection_behind(tmp_path: Path) -> None:
     for (threads, files), (more_threads, more_files) in ranks(2).run(left_behind, str(tmp_path)):
         assert more_threads == threads
-        assert more_files <= files, "fewer, where what a test before has left was still closing"
+        assert more_files <= files, "fewer if connections of an earlier test were still closing"
 
 
 def stopped(world: World, folder: str, after: int) -> str:
-    """Whoever has made so many evaluations is told to stop: which rank that is, is up to the machine."""
+    """Ask the first rank that has made this many evaluations to stop; which rank that is depends on the machine."""
     made = 0
 
     def cost(design: dict[str, Any]) -> float:
@@ -153,8 +153,8 @@ def stopped(world: World, folder: str, after: int) -> str:
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_a_stop_inside_a_generation_loses_no_finished_evaluation(tmp_path: Path, num_ranks: int) -> None:
     left_alone = ranks(1).run(searched, str(tmp_path / "alone"), "one")[0]
-    for told in ranks(num_ranks).run(stopped, str(tmp_path / "stopped"), 16 if num_ranks == 1 else 9):
-        assert "as requested" in told
+    for message in ranks(num_ranks).run(stopped, str(tmp_path / "stopped"), 16 if num_ranks == 1 else 9):
+        assert "as requested" in message
     assert ranks(3 - num_ranks).run(searched, str(tmp_path / "stopped"), "one")[0] == left_alone
     lines = [line for path in (tmp_path / "stopped" / "evaluations").iterdir() for line in read_jsonl(path)]
     assert set(Counter(line["key"] for line in lines).values()) == {1}

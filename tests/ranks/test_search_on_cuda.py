@@ -1,12 +1,11 @@
-"""A search whose network is on a GPU: the same bits on any number of ranks, over NCCL and over gloo."""
+"""A search with its network on a GPU: the same bits on any number of ranks, over NCCL and over gloo."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.commands import LOCKSTEP, run
+from tests.ranks.rank_reports import rank_reports
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -15,14 +14,14 @@ import json, os, sys
 rank = os.environ.get("RANK", "0")
 backend = sys.argv[1]
 if backend == "nccl":
-    # NCCL refuses two ranks on one GPU of one host: let each believe in a host of its own.
+    # NCCL refuses two ranks on one GPU of one host: give each its own host id.
     os.environ |= {"NCCL_HOSTID": f"host{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
 import lockstep
 from tests.ranks.search_workloads import searched
 
 def main(world):
     assert world.device.type == "cuda"
-    report = {problem: searched(world, sys.argv[2] + problem, problem)[0] for problem in ("one", "several")}
+    report = {problem: searched(world, f"{sys.argv[2]}-{problem}", problem)[0] for problem in ("one", "several")}
     sys.stdout.write("report " + json.dumps(report) + "\\n")
 
 if __name__ == "__main__":
@@ -30,18 +29,9 @@ if __name__ == "__main__":
 """
 
 
-def reports(folder: Path, size: int, backend: str) -> list[dict[str, str]]:
-    (folder / "script.py").write_text(SCRIPT)
-    state = str(folder / f"{backend}-{size}-")
-    finished = run([*LOCKSTEP, "run", "-n", str(size), "script.py", backend, state], folder, timeout_s=300)
-    assert finished.code == 0, finished.err
-    lines = [line for line in finished.out.splitlines() if line.startswith("report ")]
-    return [json.loads(line.removeprefix("report ")) for line in lines]
-
-
-def test_the_network_on_a_gpu_steers_alike_on_any_number_of_ranks(tmp_path: Path) -> None:
-    (alone,) = reports(tmp_path, 1, "auto")
+def test_the_network_on_a_gpu_chooses_the_same_on_any_number_of_ranks(tmp_path: Path) -> None:
+    (alone,) = rank_reports(tmp_path, SCRIPT, 1, "auto")
     for size, backend in ((2, "nccl"), (3, "nccl"), (2, "gloo")):
-        found = reports(tmp_path, size, backend)
+        found = rank_reports(tmp_path, SCRIPT, size, backend)
         assert len(found) == size
         assert all(report == alone for report in found)

@@ -1,4 +1,4 @@
-"""The guidance network on several ranks: the same bits on any number of them, and on from one number to another."""
+"""The guidance network on several ranks: the same bits on any number of ranks, also when resumed on another number."""
 
 from typing import Any
 
@@ -14,17 +14,17 @@ SETTINGS = NetworkSettings(steps=6, global_batch=32, lanes=2, members=2, width=1
 
 
 def train(world: World, generations: list[int], state: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-    """The digest of what was chosen and learned in the end, and the state."""
+    """Return the digest of what was chosen and learned, and the state."""
     surrogate = Surrogate(GENOME, 1, SETTINGS, world, seed=4)
     if state is not None:
         surrogate.load_state_dict(state)
     archive = filled(40, 40, 40, failed=[3, 50])
-    told = [surrogate.train(archive, generation) for generation in generations]
+    reports = [surrogate.train(archive, generation) for generation in generations]
     candidates = GENOME.sample(surrogate.num_candidates(20, 3), stream(0, "candidates"))
     chosen = surrogate.choose(candidates, archive, archive.designs[10:20], archive.costs[10:20], 20, 3)
     after = surrogate.state_dict()
     surrogate.close()
-    return digest(named_tensors([told[-1], chosen, after], "guide")), after
+    return digest(named_tensors([reports[-1], chosen, after], "guide")), after
 
 
 def test_it_is_the_same_on_any_number_of_ranks() -> None:
@@ -33,7 +33,7 @@ def test_it_is_the_same_on_any_number_of_ranks() -> None:
     assert len(digests) == 1
 
 
-def test_it_goes_on_from_one_number_of_ranks_to_another() -> None:
+def test_it_resumes_on_another_number_of_ranks() -> None:
     (whole, _), *_ = ranks(1).run(train, [0, 1])
     (_, state), *_ = ranks(2).run(train, [0])
     assert {found for found, _ in ranks(3).run(train, [1], state)} == {whole}

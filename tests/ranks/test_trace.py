@@ -61,7 +61,7 @@ class BackwardDependsOnTheProcess(Classifier):
 
 
 class Counts(Classifier):
-    """Gets warmer with every step; how far it has come is in no checkpoint. The same on any number of ranks."""
+    """Scales its output by a step count that is in no checkpoint. The same on any number of ranks."""
 
     seen_version, num_steps = -1, 0
 
@@ -94,7 +94,7 @@ def train(
     stop_after: int | None = None,
     **options: Any,
 ) -> str | None:
-    """The digest, or None where it was stopped, or the ranks parted."""
+    """Return the digest, or None if the run was stopped or the ranks differed."""
     run = Run(folder, world, seed=3, trace=True, sinks=[], **options)
     run.stop_after = stop_after
     model = run.prepare(make_model())

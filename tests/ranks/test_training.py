@@ -1,4 +1,4 @@
-"""Training on several ranks: the global mean's gradient, exact metrics, and rank 0 alone at the disk and the screen."""
+"""Training on several ranks: the global mean's gradient, exact metrics, and only rank 0 writes and prints."""
 
 import time
 from pathlib import Path
@@ -20,13 +20,13 @@ from lockstep.testing import RanksFailed, ranks
 from lockstep.train.train_job import global_batch, train_recipe
 from lockstep.train.trainer import Trainer
 from lockstep.world.world import World
-from tests.sinks import Kept
+from tests.sinks import RecordingSink
 
 
 def train_in_a_folder_of_ones_own(world: World, parent: str) -> tuple[list[str], list[str], dict[str, float]]:
-    """Ranks are given different folders and screens, so that what each writes can be told apart."""
+    """Train with a separate folder and screen for each rank, to see what each of them writes."""
     recipe, config = load_recipe("digits", ["quick=true", "model.width=4"])
-    folder, screen = Path(parent) / f"of-rank-{world.rank}", Kept()
+    folder, screen = Path(parent) / f"of-rank-{world.rank}", RecordingSink()
     outcome = train_recipe(recipe, config, world, RunFolder(folder), [screen])
     written = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     return written, screen.kinds, outcome.metrics
@@ -91,7 +91,7 @@ def test_the_effective_batch(batch: dict[str, int], more: dict[str, Any], expect
 
 
 class Draws(Digits):
-    """Notes what is drawn for the weights, and what the first loss draws."""
+    """Records what is drawn for the weights, and what the first loss draws."""
 
     def model(self, config: DigitsConfig) -> nn.Module:
         self.for_weights = torch.rand(1).item()
@@ -110,7 +110,7 @@ def draw(world: World, folder: str, seed: int) -> tuple[float, float]:
     return recipe.for_weights, recipe.for_loss[0]
 
 
-def test_ranks_start_equal_then_draw_their_own_and_all_of_it_again_from_the_same_seed(tmp_path: Path) -> None:
+def test_ranks_start_equal_draw_different_numbers_and_repeat_with_the_same_seed(tmp_path: Path) -> None:
     folders = (("a", 0), ("b", 0), ("c", 1))
     first, again, other = (ranks(2).run(draw, str(tmp_path / name), seed) for name, seed in folders)
     assert first == again
@@ -136,7 +136,7 @@ def finish_after_a_slow_save(world: World, folder: str) -> bool:
     return (Path(folder) / "checkpoints" / "LATEST").exists()
 
 
-def test_no_rank_is_done_before_the_result_is_saved(tmp_path: Path) -> None:
+def test_no_rank_finishes_before_the_result_is_saved(tmp_path: Path) -> None:
     assert ranks(2).run(finish_after_a_slow_save, str(tmp_path / "a")) == [True, True]
 
 
@@ -145,12 +145,12 @@ def make_a_trainer_without_a_world(world: World) -> int:
     return Trainer(model, torch.optim.SGD(model.parameters()), lambda m, b: (m(b).sum(), 1), device="cpu").world.size
 
 
-def test_a_trainer_made_without_a_world_finds_the_one_it_is_in() -> None:
+def test_a_trainer_made_without_a_world_uses_the_current_one() -> None:
     assert ranks(2).run(make_a_trainer_without_a_world) == [2, 2]
 
 
 def test_a_best_model_at_the_last_step_is_saved_once(tmp_path: Path) -> None:
-    screen = Kept()
+    screen = RecordingSink()
     overrides = ["quick=true", "model.width=4", "steps=5", "best.metric=accuracy", "best.mode=max"]
     recipe, config = load_recipe("digits", overrides)
     outcome = train_recipe(recipe, config, World(), RunFolder(tmp_path / "run"), [screen])
@@ -158,7 +158,7 @@ def test_a_best_model_at_the_last_step_is_saved_once(tmp_path: Path) -> None:
     assert outcome.step == 5, "a smoke run is not longer than the run"
 
 
-def test_an_accumulation_that_makes_no_power_of_two_is_told_by_its_own_name() -> None:
+def test_an_accumulation_that_is_no_power_of_two_is_named_in_the_error() -> None:
     config = Config(recipe="digits", steps=1, batch=BatchConfig(per_device=8), accumulate=3)
     with pytest.raises(UserError, match="accumulate=3 on 1 processes makes 3 lanes"):
         global_batch(config, World())

@@ -22,12 +22,12 @@ def refused(world: World, branches: Sequence[str]) -> str:
 
 
 def test_parameters_that_no_rank_uses_are_named_in_the_first_step() -> None:
-    for rank, told in enumerate(ranks(2).run(refused, ["left", "left"])):
-        assert told.startswith(
+    for rank, message in enumerate(ranks(2).run(refused, ["left", "left"])):
+        assert message.startswith(
             "no gradient for right.weight, right.bias, spare.0.weight, spare.0.bias, spare.1.weight and 3 more in the "
             f"backward pass of rank {rank}'s last lane: "
         )
-        assert "find_unused_parameters=true" in told
+        assert "find_unused_parameters=true" in message
 
 
 def use_a_branch_later(world: World) -> None:
@@ -49,14 +49,14 @@ def use_a_branch_later(world: World) -> None:
 
 
 def test_a_rank_with_an_unused_parameter_fails_at_once() -> None:
-    told = r"no gradient for right\.weight, right\.bias in the backward pass of rank 1's last lane"
-    with pytest.raises(RanksFailed, match=told):
+    message = r"no gradient for right\.weight, right\.bias in the backward pass of rank 1's last lane"
+    with pytest.raises(RanksFailed, match=message):
         ranks(2, timeout_s=30).run(use_a_branch_later)
 
 
 @pytest.mark.parametrize("compression", ["none", "bf16"])
 @pytest.mark.parametrize("branches", [["left", "left"], ["left", "right"]])
-def test_found_ones_are_left_alone_where_no_rank_uses_them(branches: list[str], compression: str) -> None:
+def test_parameters_that_no_rank_uses_are_found_and_not_updated(branches: list[str], compression: str) -> None:
     options = {"determinism": "fast", "find_unused_parameters": True, "compression": compression}
     fast = ranks(2).run(train, branches, **options)
     exact = ranks(2).run(train, branches)[0]

@@ -40,5 +40,5 @@ def test_the_wrapper_changes_no_bit() -> None:
 
 
 def test_calling_the_wrapper_itself_is_refused() -> None:
-    for told in ranks(2).run(refused):
-        assert "would reduce gradients a second time: use what run.prepare(model) returns" in told
+    for message in ranks(2).run(refused):
+        assert "would reduce gradients a second time: use what run.prepare(model) returns" in message

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Sampler, TensorDataset
 from lockstep.train.run import Run
 from lockstep.world.world import World
 
-# Whose samples are whose: rank 0 is through after one batch, rank 2 has none at all, and the last batches are short.
+# The samples of each rank: rank 0 finishes after one batch, rank 2 has none, and the last batches are short.
 SHARES = [[0, 1, 2], [3, 4, 5, 6, 7, 8, 9, 10], [], [11, 12, 13, 14, 15]]
 
 

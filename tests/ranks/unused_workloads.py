@@ -1,4 +1,4 @@
-"""A model of which each step uses a part."""
+"""A model of which each step uses only a part."""
 
 import logging
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ class Trained(NamedTuple):
 
 
 def train(world: World, branches: Sequence[str], **options: Any) -> Trained:
-    """A branch for each rank."""
+    """Train with one branch for each rank."""
     torch.set_num_threads(1)
     said: list[str] = []
     handler = logging.Handler()

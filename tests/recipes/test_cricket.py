@@ -1,4 +1,4 @@
-"""The cricket recipe through the real command: it learns, alike on any number of processes and after a stop."""
+"""The cricket recipe through the real command: it learns, the same on any number of processes and after a stop."""
 
 import json
 import zipfile
@@ -32,7 +32,7 @@ def events_of(folder: Path) -> list[dict[str, Any]]:
     return list(read_jsonl(folder / "events.jsonl"))
 
 
-def test_it_learns_alike_on_one_and_two_processes_and_after_a_stop(tmp_path: Path) -> None:
+def test_it_learns_the_same_on_one_and_two_processes_and_after_a_stop(tmp_path: Path) -> None:
     write_archive(tmp_path / "mine.zip", 60)
     train = [*LOCKSTEP, "train", "cricket", "data.path=mine.zip", *SMALL.split()]
     whole = run([*train, "--run", "whole"], tmp_path)
@@ -59,7 +59,7 @@ def test_it_learns_alike_on_one_and_two_processes_and_after_a_stop(tmp_path: Pat
     assert len(histories[0]) >= 3
 
 
-def test_a_spoiled_match_is_one_line_that_names_it_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_damaged_match_is_one_line_that_names_it_and_leaves_nothing(tmp_path: Path) -> None:
     _, content = next(synthetic_contents(1))
     del content["innings"][0]["overs"][4]["deliveries"][2]["runs"]
     write_archive(tmp_path / "mine.zip", 3, spoiled=json.dumps(content))
@@ -74,7 +74,7 @@ def test_a_spoiled_match_is_one_line_that_names_it_and_leaves_nothing(tmp_path: 
 
 
 @pytest.mark.slow
-def test_the_real_archive_has_the_outcomes_that_it_is_known_to_have() -> None:
+def test_the_real_archive_has_the_known_outcomes() -> None:
     matches = read_matches(str(shared_data("cricsheet_t20i_male_json.zip")))
     counts = [0] * NUM_OUTCOMES
     for match in matches:

@@ -1,4 +1,4 @@
-"""The digits recipe through the real command: it learns, and leaves a run folder that says how."""
+"""The digits recipe through the real command: it learns, and leaves a complete run folder."""
 
 import json
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from lockstep.train.train_job import train_recipe
 from lockstep.train.trainer import Trainer
 from lockstep.world.world import World
 from tests.commands import LOCKSTEP, call, run
-from tests.sinks import Kept
+from tests.sinks import RecordingSink
 from tests.unit.recipes.image_files import write_cifar, write_idx
 
 
@@ -82,24 +82,24 @@ def test_the_users_own_images_in_a_standard_format(
     overrides = f"data.path={folder} data.show=10 model.width=4 batch.global=16 lanes=1 epochs=12 optim.lr=1e-2"
     recipe, config = load_recipe("digits", overrides.split())
     recipe = made_for(config, recipe)
-    told = Kept()
+    sink = RecordingSink()
     torch.set_num_threads(1)
-    outcome = train_recipe(recipe, config, World(), RunFolder(tmp_path / "run"), [told])
+    outcome = train_recipe(recipe, config, World(), RunFolder(tmp_path / "run"), [sink])
     assert recipe.data(config).test[0][0].shape == shape
     assert outcome.metrics["accuracy"] > 0.5, "of ten kinds of brightness"
-    (words,) = [event["texts"]["guesses"] for event in told.events if "texts" in event]
+    (words,) = [event["texts"]["guesses"] for event in sink.events if "texts" in event]
     assert words.count("is") == round(10 * (1 - outcome.metrics["accuracy"])), "every label is there twice, in order"
     assert (tmp_path / "run" / "media" / "guesses-60.png").is_file()
 
 
-def test_images_that_are_too_small_are_told(tmp_path: Path) -> None:
+def test_images_that_are_too_small_are_refused(tmp_path: Path) -> None:
     recipe, config = load_recipe("digits", [f"data.path={write_idx(tmp_path, side=3)}"])
     recipe = made_for(config, recipe)
     with pytest.raises(UserError, match=r"data.path=.*: 3 × 3 pixels: expected 4 or more a side"):
         recipe.model(config)
 
 
-def test_all_that_a_config_can_ask_for_on_one_process_and_on_two(tmp_path: Path) -> None:
+def test_a_config_with_every_option_trains_the_same_on_one_and_two_processes(tmp_path: Path) -> None:
     (tmp_path / "all.yaml").write_text(
         """
 base: digits

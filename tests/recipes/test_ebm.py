@@ -1,4 +1,4 @@
-"""The ebm recipe through the real command: it learns, its curriculum resumes, and mistakes are told in a line."""
+"""The ebm recipe through the real command: it learns, its curriculum resumes, and mistakes are errors of one line."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ def evaluations(events: list[dict[str, Any]]) -> dict[int, dict[str, float]]:
 
 
 def grown_steps(events: list[dict[str, Any]]) -> dict[int, int]:
-    """The attack's steps, by the step from which they hold."""
+    """Return the attack's number of steps, by the training step from which it holds."""
     return {event["step"]: event["disguise_steps"] for event in events if "disguise_steps" in event}
 
 
@@ -56,7 +56,7 @@ def test_it_learns_and_resumes_on_another_number_of_processes_with_its_curriculu
     assert load_weights(checkpoint, "average").keys() > load_weights(checkpoint).keys()
 
 
-def test_images_that_are_not_there_are_one_line_before_anything_is_written(tmp_path: Path) -> None:
+def test_missing_images_are_one_line_before_anything_is_written(tmp_path: Path) -> None:
     finished = call(["train", "ebm", "data.out_path=nowhere"], tmp_path)
     assert finished.code == 2
     (line,) = finished.err.splitlines()
@@ -65,7 +65,7 @@ def test_images_that_are_not_there_are_one_line_before_anything_is_written(tmp_p
 
 
 @pytest.mark.slow
-def test_it_knows_outsiders_and_stands_attacks_where_a_plain_classifier_does_not(tmp_path: Path) -> None:
+def test_it_detects_outsiders_and_resists_attacks_where_a_plain_classifier_does_not(tmp_path: Path) -> None:
     strength = "attack.inside.radius=0.4 attack.inside.rate=0.15 attack.inside.steps=3 attack.evaluation_steps=10"
     longer = "steps=240 evaluate_every=60 curriculum.last=5"
     settings = [*SMALL.split(), *strength.split(), *longer.split(), "-n", "2"]

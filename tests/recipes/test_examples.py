@@ -34,7 +34,7 @@ LAUNCHERS = {
 
 
 def lines_of(name: str, launcher: str, folder: Path, options: str = "--steps 3") -> list[str]:
-    # A look at the network would be an error; the port is for those who start processes without a launcher.
+    # Hugging Face must not use the network; the port is for examples that start processes without a launcher.
     variables = {"HF_HUB_OFFLINE": "1", "MASTER_PORT": str(free_port())}
     folder.mkdir(exist_ok=True)
     command = [*LAUNCHERS[launcher], str(ROOT / "examples" / f"{name}.py"), *options.split()]
@@ -81,14 +81,14 @@ def test_two_processes_have_the_digest_of_one(name: str, launcher: str, options:
     assert float(accuracy) > 0.25, "a guess is right in 0.1"
 
 
-def test_a_search_finds_one_design_and_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_search_finds_one_design_and_resumes_where_it_was(tmp_path: Path) -> None:
     one = lines_of("tune_digits", "python", tmp_path / "one", "--population 4 --generations 2")
     begun = lines_of("tune_digits", "torchrun", tmp_path / "two", "--population 4 --generations 1")
     ended = lines_of("tune_digits", "lockstep run", tmp_path / "two", "--population 4 --generations 2")
-    told = [[line.split(" evaluated in ")[0] for line in lines] for lines in (one, begun, ended)]
-    assert [line for line in told[1] if line.startswith("generation    1  best error")] == told[0][1:2]
-    second = next(place for place, line in enumerate(told[0]) if line.startswith("generation    2  best error"))
-    assert told[2][3:] == [line for line in told[0][second:] if line != "saved checkpoints/step-1"]
+    outputs = [[line.split(" evaluated in ")[0] for line in lines] for lines in (one, begun, ended)]
+    assert [line for line in outputs[1] if line.startswith("generation    1  best error")] == outputs[0][1:2]
+    second = next(place for place, line in enumerate(outputs[0]) if line.startswith("generation    2  best error"))
+    assert outputs[2][3:] == [line for line in outputs[0][second:] if line != "saved checkpoints/step-1"]
     assert re.fullmatch(r"digest [0-9a-f]{64}", one[-3])
     assert re.fullmatch(r"test error of the best design: \d+\.\d\d %", one[-1])
 
@@ -109,7 +109,7 @@ def test_it_runs_unchanged(name: str, launcher: str, tmp_path: Path) -> None:
     assert len(re.findall(r"step 3: (?:discriminator_)?loss", text)) == 1, "one rank alone prints"
 
 
-def test_the_plain_twin_learns_and_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_the_plain_twin_learns_and_resumes_where_it_was(tmp_path: Path) -> None:
     first = lines_of("train_plain_ddp", "its elder", tmp_path, "--epochs 1 --batch-size 32")
     second = lines_of("train_plain_ddp", "python", tmp_path, "--epochs 2 --global-batch 64")
     assert [first[0], second[0]] == ["effective batch 64, processes 2", "effective batch 64, processes 1"]
@@ -118,7 +118,7 @@ def test_the_plain_twin_learns_and_goes_on_where_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(30)
-def test_the_plain_twins_come_to_an_end_where_there_is_nothing_to_train(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plain_twins_end_if_there_is_nothing_to_train(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["train_plain_ddp.py", "--batch-size=5000"])
     with pytest.raises(SystemExit, match="a batch of 5000 is larger than the 1437 images to train on"):
         runpy.run_path(str(ROOT / "examples" / "train_plain_ddp.py"), run_name="__main__")
@@ -128,7 +128,7 @@ def test_the_plain_twins_come_to_an_end_where_there_is_nothing_to_train(monkeypa
 
 @pytest.mark.parametrize("name", ["train", "gan"])
 def test_twins_train_the_same(name: str) -> None:
-    """What is to be learned from comparing them is how they train."""
+    """A reader compares the two files to see how each of them trains."""
     functions = [
         {node.name: ast.unparse(node) for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
         for path in (ROOT / "examples" / f"{name}.py", ROOT / "examples" / f"{name}_plain_ddp.py")

@@ -1,4 +1,4 @@
-"""The gpt recipe through the real command, and its parts: the text, the model, what it writes."""
+"""The gpt recipe through the real command, and its parts: the text, the model, the samples it writes."""
 
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ def sample_of(events: list[dict[str, Any]]) -> str:
     return str(sample)
 
 
-def test_it_learns_any_text_and_writes_alike_on_one_and_two_processes(tmp_path: Path) -> None:
+def test_it_learns_any_text_and_writes_the_same_on_one_and_two_processes(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text(SENTENCE * 200)
     folders = [tmp_path / "one", tmp_path / "two"]
     for folder in folders:
@@ -69,7 +69,7 @@ def test_a_quick_run_in_bf16_on_pythons_own_text_is_the_same_on_one_and_two_proc
     assert len(digests) == 1
 
 
-def test_a_text_that_is_not_there_is_one_line_before_anything_is_written(tmp_path: Path) -> None:
+def test_a_missing_text_is_one_line_before_anything_is_written(tmp_path: Path) -> None:
     finished = run([*LOCKSTEP, "train", "gpt", "-n", "2", "data.path=nowhere.txt"], tmp_path)
     assert finished.code == 2
     (line,) = finished.err.splitlines()
@@ -86,7 +86,7 @@ def test_a_text_that_is_too_short_is_one_line_with_the_remedy(tmp_path: Path) ->
     assert "data.path=FILE" in line
 
 
-def test_what_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_texts_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"data.path=.*: not a file"):
         read_corpus(str(tmp_path))
     with pytest.raises(UserError, match=r"data.path=/dev/zero: not a file"):
@@ -137,7 +137,7 @@ def small_model(dropout: float = 0.0) -> Gpt:
     return Gpt(width=16, depth=2, heads=2, length=12, dropout=dropout)
 
 
-def test_a_byte_sees_only_those_before_it() -> None:
+def test_a_byte_attends_only_to_those_before_it() -> None:
     model = small_model()
     context = torch.arange(12)[None]
     changed = context.clone()
@@ -146,7 +146,7 @@ def test_a_byte_sees_only_those_before_it() -> None:
     assert differs.tolist() == [False] * 7 + [True] * 5
 
 
-def test_the_same_byte_at_another_place_is_not_the_same() -> None:
+def test_the_position_of_a_byte_matters() -> None:
     scores = small_model()(torch.full((1, 12), 65))
     assert not torch.allclose(scores[0, 3], scores[0, 4])
 
@@ -185,7 +185,7 @@ def test_loss_and_metrics_are_sums_over_bytes() -> None:
     assert metrics["accuracy"][0] == hits
 
 
-def test_heads_that_do_not_share_the_width_are_told() -> None:
+def test_a_width_that_the_heads_do_not_divide_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"model.heads: expected a divisor of width=128, got 5"):
         load_recipe("gpt", ["model.heads=5"])
 
@@ -200,10 +200,10 @@ def test_writing_is_keyed_goes_past_the_window_and_leaves_the_model_as_it_was() 
     assert torch.equal(drawn, torch.get_rng_state())
 
 
-def test_a_low_temperature_keeps_to_the_likely() -> None:
+def test_a_low_temperature_always_takes_the_likeliest_byte() -> None:
     texts = {sample_text(small_model(), 20, 1e-4, stream(seed, "sample")) for seed in range(3)}
     assert len(texts) == 1
 
 
-def test_what_a_terminal_would_obey_is_not_written() -> None:
+def test_terminal_control_characters_are_not_written() -> None:
     assert _printable(b"plain\n\ttext \xc3\xa9 \x1b[2J\x00\xff\r") == "plain\n\ttext é �[2J���"

@@ -1,4 +1,4 @@
-"""`examples/notebook.ipynb`, run by a kernel of its own on loopback; and what a notebook shows of a mistake."""
+"""`examples/notebook.ipynb`, run by a separate kernel on loopback; and how a notebook shows an error."""
 
 import json
 import shutil
@@ -36,7 +36,7 @@ def cells_of(path: Path) -> list[dict[str, Any]]:
 
 
 def executed(folder: Path, more: list[str]) -> list[dict[str, Any]]:
-    """The notebook's cells of code, and more of them, with their outputs."""
+    """Run the notebook's code cells and additional ones; return them with their outputs."""
     notebook = json.loads((EXAMPLES / "notebook.ipynb").read_text())
     for number, source in enumerate(more):
         fresh = {"cell_type": "code", "id": f"more-{number}", "metadata": {}, "source": source}
@@ -67,5 +67,7 @@ def test_it_trains_here_and_on_two_processes_and_says_what_it_cannot_do(tmp_path
 
 
 def test_it_is_kept_without_outputs() -> None:
-    for cell in cells_of(EXAMPLES / "notebook.ipynb"):
+    cells = cells_of(EXAMPLES / "notebook.ipynb")
+    assert cells
+    for cell in cells:
         assert (cell["outputs"], cell["execution_count"]) == ([], None)

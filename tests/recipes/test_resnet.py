@@ -13,7 +13,7 @@ from lockstep.train.train_job import train_recipe
 from lockstep.world.world import World
 from tests.commands import LOCKSTEP, run
 from tests.shared_data import shared_data
-from tests.sinks import Kept
+from tests.sinks import RecordingSink
 from tests.unit.recipes.image_files import write_cifar
 
 SMALL = "steps=66 lanes=2 optim.lr=0.2 schedule.warmup=5 data.show=6 label_smoothing=0.05"
@@ -25,7 +25,7 @@ def train(folder: Path, name: str, *arguments: str, code: int = 0) -> list[dict[
     return list(read_jsonl(folder / name / "events.jsonl"))
 
 
-def test_it_learns_on_two_processes_and_alike_where_a_stop_leaves_the_rest_to_one(tmp_path: Path) -> None:
+def test_it_learns_on_two_processes_and_the_same_if_resumed_on_one(tmp_path: Path) -> None:
     whole = train(tmp_path, "whole", "-n", "2", "workers=1")
     assert list(whole[-1]["metrics"]) == ["accuracy", "top5", "loss"]
     assert whole[-1]["metrics"]["accuracy"] > 0.7
@@ -62,9 +62,9 @@ def test_the_users_own_images_at_another_size_through_resnet50(tmp_path: Path) -
         "data.show=0 model.variant=resnet50 model.width=4 batch.global=32 lanes=2 steps=2 schedule.warmup=0"
     )
     recipe, config = load_recipe("resnet", overrides.split())
-    told = Kept()
+    sink = RecordingSink()
     torch.set_num_threads(1)
-    outcome = train_recipe(recipe, config, World(), RunFolder(tmp_path / "run"), [told])  # type: ignore[arg-type]
+    outcome = train_recipe(recipe, config, World(), RunFolder(tmp_path / "run"), [sink])  # type: ignore[arg-type]
     assert outcome.step == 2
     assert not (tmp_path / "run" / "media").exists()
 

@@ -1,4 +1,4 @@
-"""A search from Python by its config alone: in this process, and on processes of its own."""
+"""A search started from Python by its config: in this process, and on worker processes."""
 
 import sys
 from pathlib import Path
@@ -31,7 +31,7 @@ if __name__ == "__main__":
 """
 
 
-def test_on_processes_of_its_own_and_alone(tmp_path: Path) -> None:
+def test_it_runs_on_worker_processes_and_in_this_process(tmp_path: Path) -> None:
     (tmp_path / "wing.yaml").write_text(CONFIG)
     (tmp_path / "script.py").write_text(SCRIPT)
     finished = run([sys.executable, "script.py"], tmp_path)
@@ -50,7 +50,7 @@ def test_the_base_design_is_in_the_first_generation(tmp_path: Path) -> None:
         pipeline.run_complete_pipeline({"spam": 1.7})
 
 
-def test_what_is_trained_is_not_searched(tmp_path: Path) -> None:
+def test_a_training_recipe_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="digits is trained, not searched"):
         SearchPipeline("digits", -1, 1)
     (tmp_path / "wing.yaml").write_text(CONFIG + "max_generation: 3\n")

@@ -22,7 +22,7 @@ class Network(NamedTuple):
 
 @contextmanager
 def two_namespaces() -> Iterator[Network]:
-    """Two hosts as far as the kernel's network is concerned. This machine's name stands for loopback on both."""
+    """Create two network namespaces, which act as two hosts. This machine's name resolves to loopback on both."""
     names = [f"lockstep-{os.getpid()}-{number}" for number in range(2)]
     try:
         try:
@@ -47,7 +47,7 @@ def _ip(arguments: str) -> None:
 
 
 def on_both(commands: list[list[str]], variables: list[dict[str, str]], folder: Path) -> str:
-    """Start both at once, each with a disk of its own; what machine 0 printed."""
+    """Run the command on both at once, each with its own disk; return what machine 0 printed."""
     with ExitStack() as stack:
         running = []
         for number, (command, environment) in enumerate(zip(commands, variables, strict=True)):
@@ -66,7 +66,7 @@ def digest_in(text: str) -> str:
     return str(found)
 
 
-def test_what_one_machine_has_begun_two_can_end(tmp_path: Path) -> None:
+def test_a_run_started_on_one_machine_finishes_on_two(tmp_path: Path) -> None:
     (tmp_path / "0").mkdir()
     begun = run([sys.executable, str(EXAMPLES / "train.py"), "--epochs=1", "--batch-size=64"], tmp_path / "0")
     assert begun.code == 0, begun.err
@@ -90,7 +90,7 @@ def test_machines_find_each_other_and_rank_is_the_first_of_each(tmp_path: Path) 
     assert digest_in(text) == spawn_alone(tmp_path / "alone", epochs=1, wrap="none")
 
 
-def test_it_says_how_it_is_called(tmp_path: Path) -> None:
+def test_wrong_arguments_print_the_usage(tmp_path: Path) -> None:
     finished = run([str(EXAMPLES / "two_machines.sh"), "0"], tmp_path)
     assert finished.code == 2
     assert finished.err.startswith("usage: ")

@@ -1,4 +1,4 @@
-"""The vae recipe through the real command: it learns, draws, and does both alike on any number of processes."""
+"""The vae recipe through the real command: it learns and draws, the same on any number of processes."""
 
 import re
 from pathlib import Path
@@ -34,7 +34,7 @@ def likeness_in(events: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     return found  # type: ignore[no-any-return]
 
 
-def test_it_learns_and_draws_on_one_process_and_alike_where_a_stop_leaves_the_rest_to_two(tmp_path: Path) -> None:
+def test_it_learns_and_draws_on_one_process_and_the_same_if_resumed_on_two(tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     whole.mkdir()
     cut.mkdir()
@@ -61,7 +61,7 @@ def test_it_learns_and_draws_on_one_process_and_alike_where_a_stop_leaves_the_re
     assert f"drawn  {likeness['drawn']['precision']:9.3f}" in shown
 
 
-def test_images_that_are_not_there_are_one_line_before_anything_is_written(tmp_path: Path) -> None:
+def test_missing_images_are_one_line_before_anything_is_written(tmp_path: Path) -> None:
     finished = call(["train", "vae", "data.path=nowhere"], tmp_path)
     assert finished.code == 2
     assert re.fullmatch("lockstep: data.path=nowhere: .*\n", finished.err)

@@ -1,4 +1,4 @@
-"""What the command does before the processes of a job meet."""
+"""What the command does before the processes of a job connect."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +24,7 @@ def search(overrides: list[str]) -> None:
 
 @pytest.mark.parametrize("begin", [train, search])
 @pytest.mark.parametrize(("overrides", "heard"), [([], "VERSION"), (["nccl_debug=INFO"], "INFO")])
-def test_nccl_hears_the_configs_debug_level_before_the_processes_meet(
+def test_nccl_gets_the_configs_debug_level_before_the_processes_connect(
     monkeypatch: pytest.MonkeyPatch, begin: Callable[[list[str]], None], overrides: list[str], heard: str
 ) -> None:
     class Met(Exception):

@@ -12,7 +12,7 @@ LANES = 8
 
 
 def advice(sizes: dict[int, float | None], ended: str = "", processes: int = 1, **settings: Any) -> BatchAdvice:
-    """From the milliseconds that a sample takes at each size; None: it does not fit."""
+    """Return the advice for these milliseconds per sample at each size; None: the size does not fit."""
     config = Config.model_validate({"epochs": 1, "batch": {"global": 32}, "lanes": LANES, **settings})
     attempts = [BatchAttempt(size, rate is not None, 1, rate) for size, rate in sizes.items()]
     batch = global_batch(config, World(size=processes))
@@ -50,7 +50,7 @@ def test_a_batch_that_is_best_is_kept() -> None:
     ]
 
 
-def test_a_config_that_does_not_fit_is_told_how_to_keep_its_batch() -> None:
+def test_a_config_that_does_not_fit_gets_advice_that_keeps_its_batch() -> None:
     found = advice({4: None, 2: None, 1: 1.0})
     assert "the config's 4 samples a lane do not fit: to keep a batch of 32, set lanes=32" in found.lines
     odd = advice({5: None, 2: None, 1: 1.0}, batch={"global": 40})

@@ -1,4 +1,4 @@
-"""Every model and contender that can be asked for exists, and is the same each time."""
+"""Every model and contender that can be requested exists, and is the same each time."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Injecting faults comes to an end whatever the run does, and says why a run went no further."""
+"""Injecting faults ends whatever the run does, and reports why a run stopped making progress."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -104,7 +104,7 @@ def test_a_process_that_is_left_is_reported_once_and_killed(family: Family, memo
     assert leftovers.check().is_passed
 
 
-# Its child, which is not marked, goes on listening.
+# Its child, which is not marked, continues to listen.
 LEAVES_A_LISTENER = """
 import socket, subprocess, sys
 listener = socket.create_server(("127.0.0.1", 0))

@@ -109,7 +109,7 @@ def test_wrapped_and_bare_models_take_each_others_weights(save: Save, inside: st
 
 
 class Own(nn.Module):
-    """Its own modules have the names that wrappers use."""
+    """Has modules with the names that wrappers use."""
 
     def __init__(self, *, both: bool = False, only: bool = False) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class Own(nn.Module):
 
 
 class NamedModule(nn.Module):
-    """Parameters, not modules, that are called `module` and `_orig_mod`."""
+    """Has parameters, not modules, called `module` and `_orig_mod`."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -16,7 +16,7 @@ Write = Callable[..., Path]  # the fixture `write`
 
 
 def problems_of(path: Path, overrides: Iterable[str] = (), schema: type[BaseModel] = Config) -> list[str]:
-    """All lines of the one error that loading raises."""
+    """Return all lines of the one error that loading raises."""
     with pytest.raises(ConfigError) as caught:
         read_config(path, overrides).check(schema)
     problems = list(caught.value.problems)

@@ -22,7 +22,7 @@ class Item(Frozen):
 
 
 class Varied(Frozen):
-    """Types that a user's own schema may have."""
+    """Types that a user's schema may have."""
 
     either: int | str = 0
     pair: tuple[int, int] = (1, 2)

@@ -107,7 +107,7 @@ def test_digest_does_not_depend_on_the_order_in_the_file(write: Write) -> None:
 @pytest.mark.parametrize(("a", "b"), [(1, 1.0), (1, True), ({}, None), ([], {}), ({"x": {}}, {})])
 def test_digest_tells_types_apart(a: Any, b: Any) -> None:
     assert config_digest(ConfigSection(key=a)) != config_digest(ConfigSection(key=b))
-    assert len(config_changes(ConfigSection(key=a), ConfigSection(key=b))) >= 1
+    assert config_changes(ConfigSection(key=a), ConfigSection(key=b))
 
 
 def test_digest_is_the_same_in_every_release() -> None:

@@ -1,4 +1,4 @@
-"""Data sets and readings that several tests share."""
+"""Data sets and helpers that several tests share."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -131,7 +131,7 @@ class Cursors:
 
 
 class Plain(IterableDataset[float]):
-    """No lanes, no epochs: the same stream each time, except for its random numbers."""
+    """A stream without lanes or epochs: the same each time, except for its random numbers."""
 
     def __init__(self, length: int = 22) -> None:
         self.length = length

@@ -124,7 +124,7 @@ def test_iterable_data_sets_are_refused() -> None:
 
 
 def indices(kind: Any, length: int, size: int, **options: Any) -> list[list[int]]:
-    """Each rank's indices."""
+    """Return each rank's indices."""
     samplers = [kind(range(length), size, rank, **options) for rank in range(size)]
     parts = [list(sampler) for sampler in samplers]
     assert [len(sampler) for sampler in samplers] == [len(part) for part in parts]

@@ -77,7 +77,7 @@ def test_impossible_loaders(dataset: Any, batch: int, words: str) -> None:
 
 
 def indices_of(loader: DataLoader[Any]) -> list[list[int]]:
-    """What two ranks evaluate together, given a DataLoader."""
+    """Return what two ranks evaluate together, given a DataLoader."""
     parts = [EvaluationLoader(loader, None, World(rank=rank, size=2)) for rank in range(2)]
     return [part.data[0].tolist() for loader in parts for part in loader]
 

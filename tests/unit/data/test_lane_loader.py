@@ -91,7 +91,7 @@ def read(batch: GlobalBatch) -> Batch:
 
 
 def together(loaders: list[LaneLoader], start: int, stop: int) -> list[Batch]:
-    """The global batches, put together from all ranks."""
+    """Return the global batches, put together from all ranks."""
     united = []
     for parts in zip(*(loader.batches(start, stop) for loader in loaders), strict=True):
         read_parts = [read(part) for part in parts]

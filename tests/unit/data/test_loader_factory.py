@@ -35,7 +35,7 @@ def rebuilt(*, world: World | None = None, options: dict[str, Any] | None = None
 
 
 def indices(loader: Any, start: int, stop: int) -> list[list[list[int]]]:
-    """Each batch's lanes."""
+    """Return each batch's lanes."""
     return [
         [[] if lane.data is None else lane.data[0].tolist() for lane in batch.lanes]
         for batch in loader.batches(start, stop)

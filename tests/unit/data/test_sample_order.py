@@ -65,7 +65,7 @@ def test_golden_values_of_this_version() -> None:
 
 
 def is_as_expected(counts: np.ndarray, expected: float, degrees: int) -> bool:
-    """Chi-square, by its normal approximation: six standard deviations is more than one in 10⁸."""
+    """Whether counts pass a chi-square test, by its normal approximation, within six standard deviations."""
     chi_square = ((counts - expected) ** 2).sum() / expected
     return bool(abs(chi_square - degrees) < 6 * math.sqrt(2 * degrees))
 

@@ -15,7 +15,7 @@ from tests.unit.data.datasets import Augmented, Failing, Many, draw, seed_all
 
 
 def fetch(dataset: Any, number: int = 0, **options: Any) -> list[Any]:
-    """The lanes' data of one batch."""
+    """Return the lanes' data of one batch."""
     loader = LaneLoader(dataset, 8, World(), **({"lanes": 2, "seed": 1} | options))
     return [lane.data for lane in next(loader.batches(number)).lanes]
 

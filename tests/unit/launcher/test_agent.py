@@ -30,7 +30,7 @@ def test_a_job_that_another_machine_has_ended_has_failed_here_too(monkeypatch: p
         verdict = None
 
         def run(self) -> None:
-            """Torch's agent returns None from a rendezvous that was called off."""
+            """Torch's agent returns None from a rendezvous that was cancelled."""
 
     monkeypatch.setattr(agent, "Agent", lambda *_: EndedElsewhere())
     processes = RankProcesses(["train.py"], is_warm=False)

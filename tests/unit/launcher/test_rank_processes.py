@@ -70,7 +70,7 @@ def test_a_fork_server_that_cannot_start_is_one_clear_line(
 
 
 def test_an_interrupted_start_leaves_no_ranks_behind(processes: RankProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The agent knows ranks by their place in the list: with some missing it would mistake one for another."""
+    """The agent identifies ranks by their index in the list: with some missing it would mistake one for another."""
     wait_for_start, calls = processes._wait_for_start, []
 
     def interrupted() -> int:

@@ -10,13 +10,13 @@ from lockstep.errors import UserError
 from lockstep.events.event_log import Event, EventLog
 from lockstep.events.jsonl import JsonlWriter
 from lockstep.loggers.logger_sink import GuardedSink, LoggedValues, logged_values
-from tests.sinks import Kept
+from tests.sinks import RecordingSink
 
 FOLDER = Path("runs/a")
 
 
 def values_of(kind: str, **fields: object) -> LoggedValues:
-    kept = Kept()
+    kept = RecordingSink()
     EventLog([kept]).emit(kind, 7, **fields)  # type: ignore[arg-type]
     return logged_values(kept.events[0], FOLDER)
 
@@ -60,7 +60,7 @@ def test_other_events_are_text(kind: str) -> None:
     assert values.scalars == {}
 
 
-class FailingSink(Kept):
+class FailingSink(RecordingSink):
     """Raises at a step, and when closed if asked to."""
 
     def __init__(self, error: Exception, at: int | None = None, at_close: bool = False) -> None:
@@ -79,7 +79,7 @@ class FailingSink(Kept):
             raise self._error
 
 
-def emit_steps(sink: FailingSink, other: Kept, num_steps: int = 4) -> None:
+def emit_steps(sink: FailingSink, other: RecordingSink, num_steps: int = 4) -> None:
     events = EventLog([GuardedSink(sink, "log.x"), other])
     for step in range(num_steps):
         events.emit("step", step)
@@ -88,7 +88,7 @@ def emit_steps(sink: FailingSink, other: Kept, num_steps: int = 4) -> None:
 
 @pytest.mark.parametrize("at_close", [False, True])
 def test_a_failing_sink_is_switched_off_with_one_warning(caplog: pytest.LogCaptureFixture, at_close: bool) -> None:
-    sink, other = FailingSink(OSError(28, "No space\nleft"), at=1, at_close=at_close), Kept()
+    sink, other = FailingSink(OSError(28, "No space\nleft"), at=1, at_close=at_close), RecordingSink()
     with caplog.at_level(logging.WARNING, "lockstep"):
         emit_steps(sink, other)
     assert [event["step"] for event in sink.events] == [0]
@@ -99,14 +99,14 @@ def test_a_failing_sink_is_switched_off_with_one_warning(caplog: pytest.LogCaptu
 
 def test_a_failure_to_close_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     sink = FailingSink(RuntimeError(), at_close=True)
-    emit_steps(sink, Kept())
+    emit_steps(sink, RecordingSink())
     assert len(sink.events) == 4
     assert caplog.messages == ["log.x did not close cleanly: RuntimeError()"]
 
 
 def test_a_user_error_stops_training() -> None:
     with pytest.raises(UserError, match="required"):
-        emit_steps(FailingSink(UserError("required"), at=1), Kept())
+        emit_steps(FailingSink(UserError("required"), at=1), RecordingSink())
 
 
 def test_a_full_disk_does_not_stop_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -22,7 +22,7 @@ from lockstep.metrics.accumulators import (
 
 
 def collected(make: type[Any], values: dict[int, Any], edges: list[int]) -> Any:
-    """The merged value when ranks have the chunks between these edges; the first rank with any chunk merges it."""
+    """Return the merged value if ranks have the chunks between these edges; the first rank with any chunk merges it."""
     accumulators: list[Accumulator] = []
     for start, stop in zip([0, *edges], [*edges, max(values) + 1], strict=True):
         mine = {chunk: value for chunk, value in values.items() if start <= chunk < stop}

@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 
 def test_the_sum_is_rounded_once() -> None:
-    """Added up one after another, the ones would vanish beside 1e16."""
+    """Added one after another, the ones would be lost next to 1e16."""
     aggregator = MetricAggregator(CPU)
     for chunk, value in enumerate([1e16, 1.0, 1.0, -1e16]):
         aggregator.add(chunk, {"x": (value, 1), "total": Total(value)})

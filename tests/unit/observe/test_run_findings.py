@@ -1,4 +1,4 @@
-"""What stands out in a run is a sentence with a remedy; if nothing does, that is said."""
+"""Each finding about a run is a sentence with a remedy; a run without findings says so."""
 
 from pathlib import Path
 from typing import Any

@@ -79,8 +79,8 @@ def test_reports_of_the_launcher_are_incidents(tmp_path: Path) -> None:
     (folder / "incidents" / "20300101-000000-crash.json").write_text(json.dumps(report))
     (folder / "incidents" / "torn.json").write_text('{"text": "x')
     reader = RunReader(folder)
-    assert reader.read().incidents == reader.read().incidents
-    assert [(incident.step, incident.text) for incident in reader.read().incidents] == [(12, "rank 1 was killed")]
+    for _ in range(2):  # reading again adds nothing
+        assert [(incident.step, incident.text) for incident in reader.read().incidents] == [(12, "rank 1 was killed")]
 
 
 def test_a_search_has_generations_and_designs(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tests.run_folders import timed, write_run
 
 @pytest.fixture
 def run(tmp_path: Path) -> str:
-    """A run on one process, whose steps of four lanes take 0.4 s."""
+    """Write a run on one process, whose steps of four lanes take 0.4 s."""
     folder = write_run(tmp_path / "run", ranks={0: [timed(10, compute_s=0.4, num_lanes=4, **IDLE)]})
     run_info = {"run_id": "a", "format": FORMAT_VERSION, "fingerprint": {"lanes": 4}}
     (folder / "run.json").write_text(json.dumps(run_info))

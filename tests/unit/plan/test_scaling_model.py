@@ -14,7 +14,7 @@ LANES = 8
 def step(
     processes: int, *, slowdown: float = 0.0, travel_s: float = 0.0, hidden_s: float = 0.0, **more: Any
 ) -> MeasuredStep:
-    """A step on a machine that follows the model: 10 ms per lane, 5 ms for everything else."""
+    """Return a step on a machine that follows the model: 10 ms per lane, 5 ms for everything else."""
     lanes = -(-LANES // processes)
     compute_s = 0.01 * lanes * (1 + slowdown * log2(processes))
     exchange_s = max(0.0, travel_s - hidden_s) if processes > 1 else 0.0

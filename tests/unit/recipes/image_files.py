@@ -8,7 +8,7 @@ import numpy as np
 
 
 def write_cifar(folder: Path, train: int = 40, test: int = 20, files: int = 2, label_bytes: int = 1) -> Path:
-    """Labels go round; an image's brightness says which one it has, so that it can be learned."""
+    """Labels cycle; an image's brightness depends on its label, so that it can be learned."""
     folder.mkdir(parents=True, exist_ok=True)
     names = [f"data_batch_{number + 1}.bin" for number in range(files)] if label_bytes == 1 else ["train.bin"]
     for number, name in enumerate(names):

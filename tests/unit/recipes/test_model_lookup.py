@@ -51,7 +51,7 @@ def test_the_model_is_the_recipes_with_the_configs_settings(tmp_path: Path) -> N
     assert (len(gpt.blocks), gpt.length) == (1, 16)
 
 
-def test_what_the_recipe_does_not_have_is_told(tmp_path: Path) -> None:
+def test_unknown_settings_and_recipes_without_a_model_are_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("steps: 1\nbatch: {global: 8}\nmodel: {latnet: 3}\n")
     with pytest.raises(
         ConfigError, match=r"get_model\('vae'\).*: model.latnet: unknown key; did you mean model.latent"
@@ -61,12 +61,12 @@ def test_what_the_recipe_does_not_have_is_told(tmp_path: Path) -> None:
         lockstep.get_model("wing")(lockstep.Config.from_file(tmp_path / "mine.yaml"))
 
 
-def test_a_name_that_the_user_has_registered_is_the_users() -> None:
+def test_a_model_that_the_user_registered_comes_first() -> None:
     lockstep.register_model("vae")(nn.Linear)
     assert lockstep.get_model("vae") is nn.Linear
 
 
-def test_an_unknown_name_brings_the_nearest_of_both_kinds() -> None:
+def test_an_unknown_name_gets_suggestions_of_both_kinds() -> None:
     with pytest.raises(UserError, match="no model is registered as 'vea'; did you mean vae"):
         lockstep.get_model("vea")
     lockstep.register_model("resnet18x")(nn.Identity)

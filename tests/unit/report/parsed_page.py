@@ -1,4 +1,4 @@
-"""An HTML page taken apart, and small PNG files to put into one."""
+"""An HTML page parsed into its elements, and small PNG files to embed in one."""
 
 import struct
 import zlib

@@ -1,4 +1,4 @@
-"""A small search for the tests of guidance: three kinds of genes, and a cost that each of them matters to."""
+"""A small search for the tests of guidance: three kinds of genes, and a cost that depends on each of them."""
 
 from collections.abc import Sequence
 
@@ -20,14 +20,14 @@ GENOME = Genome(
 
 
 def costs_of(designs: Tensor) -> Tensor:
-    """Least at length 3, of steel, angle 30, 4 plies."""
+    """Return the costs, which are least at length 3, of steel, angle 30, 4 plies."""
     best = torch.tensor([3.0, 1.0, 30.0, 4.0], dtype=torch.float64)
     off = (designs - best) / (GENOME.high - GENOME.low)
     return torch.cat([off[:, :1], off[:, 2:], 0.3 * (designs[:, 1:2] != 1.0)], 1).square().sum(1, keepdim=True)
 
 
 def filled(*sizes: int, seed: int = 0, failed: Sequence[int] = ()) -> DesignArchive:
-    """Generations of so many designs, drawn anywhere; the rows `failed` have no cost."""
+    """Return an archive of generations of these sizes, with random designs; the rows `failed` have no cost."""
     archive = DesignArchive(GENOME, 1)
     for generation, size in enumerate(sizes):
         designs = GENOME.sample(size, stream(seed, "filled", generation))

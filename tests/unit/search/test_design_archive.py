@@ -29,7 +29,7 @@ def filled() -> DesignArchive:
     return archive
 
 
-def test_rows_stand_in_the_order_in_which_they_came() -> None:
+def test_rows_stay_in_the_order_in_which_they_were_added() -> None:
     archive = filled()
     assert len(archive) == 3
     assert archive.designs.tolist() == [[0.1, 1], [0.2, 2], [0.3, 2]]
@@ -38,24 +38,24 @@ def test_rows_stand_in_the_order_in_which_they_came() -> None:
     assert archive.failures == {1: "it diverged"}
 
 
-def test_failures_are_known_by_their_row_in_the_whole() -> None:
+def test_failures_are_keyed_by_their_row_in_the_archive() -> None:
     archive = filled()
     archive.add(rows((0.4, 1), (0.5, 1)), rows((1, 1), (inf, inf)), 2, {1: "out of time"})
     assert archive.failures == {1: "it diverged", 4: "out of time"}
 
 
-def test_what_was_evaluated_is_found_again() -> None:
+def test_evaluated_designs_are_found() -> None:
     assert filled().find(rows((0.3, 1.8), (0.3, 1), (0.1, 1))) == [2, None, 0]
 
 
-def test_nothing_is_there_twice() -> None:
+def test_no_design_is_stored_twice() -> None:
     with pytest.raises(AssertionError):
         filled().add(rows((0.1, 1)), rows((5, 6)), 2, {})
     with pytest.raises(AssertionError):
         filled().add(rows((0.7, 1), (0.7, 1)), rows((5, 6), (5, 6)), 2, {})
 
 
-def test_it_is_restored_with_what_it_can_find() -> None:
+def test_a_restored_archive_finds_its_designs() -> None:
     archive = DesignArchive(GENOME, 2)
     archive.load_state_dict(filled().state_dict())
     assert archive.find(rows((0.2, 2), (0.3, 2))) == [1, 2]
@@ -84,7 +84,7 @@ def test_it_is_restored_with_what_it_can_find() -> None:
         ),
     ],
 )
-def test_what_another_problem_has_saved_is_refused(genes: tuple[Gene, ...], objectives: int, message: str) -> None:
+def test_the_state_of_another_problem_is_refused(genes: tuple[Gene, ...], objectives: int, message: str) -> None:
     with pytest.raises(UserError, match=message):
         DesignArchive(Genome(genes), objectives).load_state_dict(filled().state_dict())
 
@@ -107,7 +107,7 @@ TWO = problem(Objective("drag"), Objective("lift", "max"))
 
 
 def archive(*generations: list[tuple[float, ...]]) -> DesignArchive:
-    """Of generations of costs; x counts the designs."""
+    """Return an archive of these generations of costs; x counts the designs."""
     made = DesignArchive(RESULT_GENOME, len(generations[0][0]))
     for number, rows in enumerate(generations):
         costs = torch.tensor(rows, dtype=torch.float64)
@@ -117,7 +117,7 @@ def archive(*generations: list[tuple[float, ...]]) -> DesignArchive:
     return made
 
 
-def test_the_best_is_told_with_its_design_by_name() -> None:
+def test_the_best_is_returned_with_its_design_by_name() -> None:
     assert best_design(ONE, archive([(3.0,), (1.0,)], [(2.0,)])) == ScoredDesign(
         design={"x": 1.0, "kind": "fancy"}, values={"error": 1.0}, row=1
     )
@@ -129,7 +129,7 @@ def test_of_equals_the_first_is_the_best() -> None:
     assert found.row == 1
 
 
-def test_where_all_failed_there_is_no_best_and_no_front() -> None:
+def test_if_all_failed_there_is_no_best_and_no_front() -> None:
     failed = archive([(inf,), (inf,)])
     assert best_design(ONE, failed) is None
     assert pareto_front(failed).tolist() == []
@@ -142,7 +142,7 @@ def test_values_have_the_sign_they_were_given_with() -> None:
     assert found.values == {"lift": 7.0}
 
 
-def test_the_front_is_what_nothing_is_better_than_in_everything() -> None:
+def test_the_front_has_the_designs_that_none_dominates() -> None:
     #                     on it       beaten by 0  on it       failed      equal to 2  on it
     several = archive([(2.0, 2.0), (2.0, 3.0), (1.0, 3.0)], [(inf, inf), (1.0, 3.0), (3.0, -1.0)])
     assert pareto_front(several).tolist() == [2, 4, 0, 5], "by the first objective, then in the archive's order"
@@ -157,7 +157,7 @@ def test_a_front_is_the_same_whatever_the_number_of_designs() -> None:
     assert pareto_front(with_a_third).tolist() == list(range(500, 1000))
 
 
-def test_a_design_is_beaten_by_one_far_before_it_in_order() -> None:
+def test_of_many_sorted_designs_only_the_best_is_on_the_front() -> None:
     assert pareto_front(archive([(float(600 - place), float(600 - place)) for place in range(600)])).tolist() == [599]
 
 
@@ -167,13 +167,13 @@ def test_of_several_objectives_the_best_is_a_compromise_in_shares_of_the_fronts_
     assert found == ScoredDesign(design={"x": 1.0, "kind": "fancy"}, values={"drag": 400.0, "lift": 1.7}, row=1)
 
 
-def test_of_values_as_far_apart_as_numbers_go_the_best_is_a_compromise_too() -> None:
+def test_of_the_largest_possible_values_the_best_is_a_compromise_too() -> None:
     found = best_design(TWO, archive([(1.5e308, -1.0), (-1.5e308, 1.0), (-1e308, -0.9)]))
     assert found is not None
     assert found.row == 2
 
 
-def test_a_front_of_one_or_of_equals_has_a_best_all_the_same() -> None:
+def test_a_front_of_one_or_of_equals_has_a_best() -> None:
     for costs in ([(1.0, 1.0)], [(1.0, 1.0), (1.0, 1.0)], [(1.0, 1.0), (2.0, 1.0)]):
         found = best_design(TWO, archive(costs))
         assert found is not None
@@ -205,7 +205,7 @@ def test_history_of_generations_that_failed_or_brought_nothing_new() -> None:
     ]
 
 
-def test_what_is_known_of_earlier_generations_gives_the_same() -> None:
+def test_updating_front_and_history_gives_the_same_as_computing_them_anew() -> None:
     costs = torch.randint(0, 40, (60, 2), generator=torch.Generator().manual_seed(3)).double()
     costs[::7] = inf
     rows = [tuple(row) for row in costs.tolist()]
@@ -230,7 +230,7 @@ def test_generations_without_improvement_are_counted_since_the_last_one() -> Non
     assert [generations_without_improvement(made, count, 0.0) for count in range(5)] == [0, 0, 0, 1, 2]
 
 
-def test_what_is_smaller_than_min_delta_is_no_improvement_until_it_adds_up() -> None:
+def test_changes_below_min_delta_are_no_improvement_until_they_add_up() -> None:
     made = archive([(5.0,)], [(4.5,)], [(4.25,)], [(3.75,)])
     assert [generations_without_improvement(made, count, 1.0) for count in range(1, 5)] == [0, 1, 2, 0]
     assert generations_without_improvement(made, 2, 0.5) == 1, "as much as min_delta is not more"

@@ -1,4 +1,4 @@
-"""An evaluation that changes what is around it: the next one, and the run, find it as it was."""
+"""An evaluation that changes global state: the next one, and the run, find it restored."""
 
 import os
 from collections.abc import Callable
@@ -29,7 +29,9 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
 
 @pytest.mark.parametrize("what", CHANGES)
 @pytest.mark.parametrize("fails", [False, True])
-def test_every_design_finds_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, fails: bool) -> None:
+def test_every_evaluation_starts_from_the_same_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, fails: bool
+) -> None:
     look, change = CHANGES[what]
     seen = []
 
@@ -49,7 +51,9 @@ def test_every_design_finds_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(list(Path("runs/a/evaluations").iterdir())) == 1
 
 
-def test_a_folder_that_is_gone_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_runs_even_if_its_working_directory_was_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)

@@ -1,4 +1,4 @@
-"""What is on record of finished evaluations, and what of a damaged record."""
+"""The records of finished evaluations, and how damaged records are read."""
 
 from pathlib import Path
 
@@ -21,14 +21,14 @@ def recorded(folder: Path) -> DesignBatch:
     return piece
 
 
-def test_they_come_back_to_the_last_bit(tmp_path: Path) -> None:
+def test_evaluations_are_read_back_to_the_last_bit(tmp_path: Path) -> None:
     piece = recorded(tmp_path)
     found = EvaluationRecords(tmp_path, World()).find(2)
     assert found.keys() == {piece.key}  # and not what belongs to an earlier generation
     assert repr(found[piece.key]) == repr(VALUES)
 
 
-def test_another_design_or_place_is_another_piece() -> None:
+def test_another_design_or_position_has_another_key() -> None:
     piece = DesignBatch(2, 0, [0, 1, 2], DESIGNS)
     assert piece.key != piece._replace(designs=DESIGNS + 1e-12).key
     assert piece.key != piece._replace(number=1).key
@@ -47,7 +47,7 @@ def test_damaged_lines_are_passed_over(tmp_path: Path, line: str) -> None:
     assert EvaluationRecords(tmp_path, World()).find(2).keys() == {piece.key}
 
 
-def test_a_large_batch_comes_back_as_well(tmp_path: Path) -> None:
+def test_a_large_batch_is_read_back_as_well(tmp_path: Path) -> None:
     records, piece = (
         EvaluationRecords(tmp_path, World()),
         DesignBatch(0, 0, range(8000), torch.zeros(8000, 2, dtype=torch.float64)),

@@ -1,4 +1,4 @@
-"""Evaluating by a function: what it returns, what it draws, and what goes wrong with single designs."""
+"""Evaluating by a function or a program: results, random numbers, and failures of single designs."""
 
 import json
 import random
@@ -44,7 +44,7 @@ def test_values_keep_double_precision() -> None:
     assert evaluate(VectorizedEvaluator(lambda designs: designs[:, 0] / 3), 1) == [Evaluation((0.5 / 3,))]
 
 
-def test_values_of_less_precision_and_with_a_gradient_will_do() -> None:
+def test_values_of_lower_precision_and_with_a_gradient_are_accepted() -> None:
     weight = torch.tensor(2.0, requires_grad=True)
     assert evaluate(VectorizedEvaluator(lambda designs: designs[:, 0].float() * weight), 1) == [Evaluation((1.0,))]
 
@@ -95,7 +95,7 @@ def test_a_batch_needs_designs() -> None:
         VectorizedEvaluator(lambda designs: designs, batch=0)
 
 
-def test_one_by_one_sees_genes_by_name_and_as_what_they_are() -> None:
+def test_one_by_one_gets_genes_by_name_and_with_their_types() -> None:
     seen = []
     evaluate(ScalarEvaluator(lambda design: seen.append(design) or 0.0))
     assert seen[1] == {"x": -2.0, "n": 2, "kind": "fancy"}
@@ -135,7 +135,7 @@ def test_values_by_name_are_put_in_the_order_of_the_names() -> None:
         (torch.zeros(2, 2), (), "TypeError: "),
     ],
 )
-def test_what_is_no_number_is_a_failure(answer: Any, names: tuple[str, ...], reason: str) -> None:
+def test_a_result_that_is_no_number_is_a_failure(answer: Any, names: tuple[str, ...], reason: str) -> None:
     (evaluation,) = evaluate(ScalarEvaluator(lambda _: answer, names), 1)
     assert evaluation.values == ()
     assert evaluation.failure is not None
@@ -167,7 +167,7 @@ def test_a_reason_is_one_line_and_not_a_page() -> None:
     assert evaluation.failure.startswith("RuntimeError: word word")
 
 
-def test_a_reason_that_cannot_be_told_or_shown_stops_nothing() -> None:
+def test_an_error_that_cannot_be_shown_does_not_stop_the_search() -> None:
     class Mute(Exception):
         def __str__(self) -> str:
             raise RuntimeError("no words")
@@ -182,7 +182,7 @@ def test_a_reason_that_cannot_be_told_or_shown_stops_nothing() -> None:
     assert evaluate(ScalarEvaluator(odd), 1) == [Evaluation(failure="FileNotFoundError: wing-\\udcff.dat")]
 
 
-def test_who_wants_the_search_to_end_is_not_held() -> None:
+def test_an_interrupt_ends_the_search() -> None:
     def interrupted(_: Any) -> float:
         raise KeyboardInterrupt
 
@@ -195,17 +195,19 @@ def draws(_: Any) -> list[float]:
     return [torch.rand(()).item(), float(np.random.rand()), random.random()]
 
 
-def test_what_a_design_draws_begins_at_its_key() -> None:
+def test_random_numbers_of_a_design_depend_on_its_key() -> None:
     all_three = evaluate(ScalarEvaluator(draws))
     torch.rand(7)
     np.random.rand(7)
     random.random()
     assert evaluate(ScalarEvaluator(draws)) == all_three
-    assert ScalarEvaluator(draws).evaluate(GENOME, DESIGNS[1:2], KEYS[1:2]) == all_three[1:2], "whoever came before it"
+    assert ScalarEvaluator(draws).evaluate(GENOME, DESIGNS[1:2], KEYS[1:2]) == all_three[1:2], (
+        "whatever was evaluated before it"
+    )
     assert len({value for evaluation in all_three for value in evaluation.values}) == 9
 
 
-def test_what_a_batch_draws_begins_at_its_first_key() -> None:
+def test_random_numbers_of_a_batch_depend_on_its_first_key() -> None:
     def noise(designs: Tensor) -> Tensor:
         return torch.rand(len(designs))
 
@@ -239,7 +241,7 @@ def test_a_program_reads_design_and_seed_and_answers_with_its_last_line(tmp_path
     assert run_program(program) == Evaluation((0.1, 7.0, 42.0))
 
 
-def test_genes_arrive_as_what_they_are(tmp_path: Path) -> None:
+def test_genes_arrive_with_their_types(tmp_path: Path) -> None:
     run_program(shell(f"cat > {tmp_path}/task"))
     assert json.loads((tmp_path / "task").read_text()) == {"design": {"x": 0.1, "n": 7, "kind": "fancy"}, "seed": 42}
 
@@ -267,20 +269,20 @@ def test_it_may_answer_a_number_or_a_list(output: str, values: tuple[float, ...]
         ("echo '[[1]]'", "TypeError: "),
     ],
 )
-def test_what_goes_wrong_is_the_reason_of_a_failure(script: str, reason: str) -> None:
+def test_an_error_becomes_the_reason_of_a_failure(script: str, reason: str) -> None:
     evaluation = run_program(shell(script, names=["drag", "lift"]))
     assert evaluation.values == ()
     assert evaluation.failure is not None
     assert evaluation.failure.startswith(reason)
 
 
-def test_a_program_that_is_not_there_is_a_failure() -> None:
+def test_a_missing_program_is_a_failure() -> None:
     failure = run_program(ProgramEvaluator(("/no/such/program",), 1.0)).failure
     assert failure is not None
     assert failure.startswith("FileNotFoundError: ")
 
 
-def test_over_its_time_limit_it_ends_with_all_it_has_started(tmp_path: Path) -> None:
+def test_over_its_time_limit_it_is_killed_with_all_its_processes(tmp_path: Path) -> None:
     script = f"sleep 600 & echo $$ $! > {tmp_path}/pids; echo 1.0; wait"
     assert run_program(shell(script, time_limit_s=0.5)) == Evaluation(
         failure="TimeoutError: over the time limit of 0.5 s"
@@ -291,14 +293,14 @@ def test_over_its_time_limit_it_ends_with_all_it_has_started(tmp_path: Path) -> 
         wait_for(lambda pid=pid: not is_running(pid), 10, f"process {pid} is to end")  # type: ignore[misc]
 
 
-def test_what_it_leaves_running_is_ended_too_and_nobody_waits_for_it(tmp_path: Path) -> None:
+def test_processes_that_it_leaves_running_are_killed_and_not_waited_for(tmp_path: Path) -> None:
     # The one left behind holds the output open, as a pipe's reader would notice.
     assert run_program(shell(f"sleep 600 & echo $! > {tmp_path}/pid; echo 1.0")) == Evaluation((1.0,))
     pid = int((tmp_path / "pid").read_text())
     wait_for(lambda: not is_running(pid), 10, f"process {pid} is to end")
 
 
-def test_of_much_output_the_end_counts() -> None:
+def test_the_last_line_of_a_long_output_is_the_answer() -> None:
     assert run_program(shell("head -c 3000000 /dev/zero | tr '\\0' 'x'; echo; echo 2.0")) == Evaluation((2.0,))
 
 
@@ -309,14 +311,14 @@ def test_a_last_line_that_is_too_long_is_no_answer() -> None:
     assert run_program(shell("printf '['; head -c 60000 /dev/zero | tr '\\0' ' '; printf '1.0]'")) == Evaluation((1.0,))
 
 
-def test_each_design_has_a_program_of_its_own() -> None:
+def test_each_design_has_its_own_process() -> None:
     designs = torch.tensor([[0.25, 1.0, 0.0], [0.5, 2.0, 0.0]], dtype=torch.float64)
     first, second = shell('read task; echo "[$$, ${#task}]"').evaluate(PROGRAM_GENOME, designs, [1, 2])
     assert first.values[0] != second.values[0]
 
 
 @pytest.mark.parametrize("command", ["python evaluate.py", "", ()])
-def test_a_command_is_words(command: Any) -> None:
+def test_a_command_is_a_list_of_words(command: Any) -> None:
     with pytest.raises(UserError, match=r"command=.*: expected separate words, as in \('python', 'evaluate.py'\)"):
         ProgramEvaluator(command, 1.0)
 

@@ -43,7 +43,7 @@ def test_a_design_is_written_and_read_back() -> None:
         ({"spam": 1}, "the genome has no gene spam; did you mean span?"),
     ],
 )
-def test_a_value_that_a_gene_cannot_have_is_named(change: dict[str, object], message: str) -> None:
+def test_an_impossible_value_of_a_gene_is_named(change: dict[str, object], message: str) -> None:
     with pytest.raises(UserError) as caught:
         GENOME.row(DESIGN | change)
     assert str(caught.value) == message
@@ -71,19 +71,19 @@ def test_a_missing_gene_is_named() -> None:
         (ChoiceGene, ((["a"], ["b"]),)),
     ],
 )
-def test_a_gene_without_sense_is_refused(gene: type[Gene], arguments: tuple[object, ...]) -> None:
+def test_an_invalid_gene_is_refused(gene: type[Gene], arguments: tuple[object, ...]) -> None:
     with pytest.raises(UserError, match="gene bad: expected"):
         gene("bad", *arguments)  # type: ignore[arg-type]
 
 
-def test_names_are_there_and_once() -> None:
+def test_names_are_required_and_unique() -> None:
     with pytest.raises(UserError, match="genes: expected one or more with unique names, got a more than once"):
         Genome([FloatGene("a", 0.0, 1.0), IntegerGene("a", 0, 1)])
     with pytest.raises(UserError, match="genes: expected one or more with unique names, got none"):
         Genome([])
 
 
-def test_repair_puts_into_bounds_and_makes_whole() -> None:
+def test_repair_clips_to_bounds_and_rounds_whole_numbers() -> None:
     row = torch.tensor([[9.0, 1.6, -4.0, 7.0, -0.0]], dtype=torch.float64)
     repaired = GENOME.repair(row)
     assert repaired.tolist() == [[1.8, 2.0, 0.0, 2.0, 0.0]]
@@ -91,7 +91,7 @@ def test_repair_puts_into_bounds_and_makes_whole() -> None:
     assert torch.equal(GENOME.repair(sampled()), sampled())
 
 
-def test_a_sample_is_even_over_what_each_gene_can_be() -> None:
+def test_a_sample_is_uniform_over_the_values_of_each_gene() -> None:
     sample = sampled(3000)
     for column, values in ((1, [-1, 0, 1, 2, 3]), (2, [0, 1, 2])):
         counts = [int((sample[:, column] == value).sum()) for value in values]
@@ -101,13 +101,13 @@ def test_a_sample_is_even_over_what_each_gene_can_be() -> None:
     assert GENOME.spread(torch.zeros(1, 5).double()).tolist() == [[1.2, -1.0, 0.0, 2.0, -1.0]]
 
 
-def test_to_the_unit_cube_and_back() -> None:
+def test_designs_map_to_the_unit_cube_and_back() -> None:
     unit = GENOME.to_unit(sampled())
     assert unit.min() >= 0 and unit.max() <= 1 and (unit[:, 3] == 0).all()
     torch.testing.assert_close(GENOME.from_unit(unit), sampled())
 
 
-def test_keys_tell_designs_apart_as_they_are_after_repair() -> None:
+def test_keys_differ_exactly_if_repaired_designs_do() -> None:
     row = GENOME.row(DESIGN)
     same = row + torch.tensor([0.0, 0.3, -0.2, 5.0, -0.0])
     other = row + torch.tensor([1e-15, 0.0, 0.0, 0.0, 0.0])
@@ -124,6 +124,6 @@ def test_a_group_travels_together_and_a_gene_without_one_alone() -> None:
 
 
 @pytest.mark.parametrize("option", [print, None, (1, 2), [1]])
-def test_options_that_cannot_be_written_down_are_refused(option: Any) -> None:
+def test_options_that_json_cannot_hold_are_refused(option: Any) -> None:
     with pytest.raises(UserError, match="gene kind: expected a tuple of strings, numbers or booleans, got"):
         ChoiceGene("kind", ("a", option))

@@ -37,13 +37,13 @@ def test_fronts_are_those_of_pymoo(columns: int) -> None:
 
 
 @pytest.mark.parametrize("columns", [2, 3, 4])
-def test_fronts_of_more_rows_than_are_compared_at_a_time(columns: int) -> None:
+def test_fronts_of_more_rows_than_are_compared_at_once(columns: int) -> None:
     costs = torch.rand(600, columns, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     assert nondominated_fronts(costs).tolist() == pymoo_fronts(costs)
     assert torch.equal(is_nondominated(costs), nondominated_fronts(costs) == 0)
 
 
-def test_up_to_three_columns_nobody_is_compared_with_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_up_to_three_columns_no_row_is_compared_with_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("lockstep.search.pareto._dominates")
     for columns in (1, 2, 3):
         costs = torch.rand(600, columns, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -80,7 +80,7 @@ def test_crowding_is_measured_within_a_front() -> None:
     assert room.tolist() == [inf, 2.0, inf] * 2
 
 
-def test_failures_have_no_room_and_make_no_nan() -> None:
+def test_failures_have_no_crowding_distance_and_cause_no_nan() -> None:
     costs = torch.tensor([[inf, inf], [1.0, 1.0], [inf, inf], [0.0, 3.0]], dtype=torch.float64)
     assert crowding_distance(costs, nondominated_fronts(costs)).tolist() == [0.0, inf, 0.0, inf]
     assert not crowding_distance(costs, torch.zeros(4, dtype=torch.int64)).isnan().any()
@@ -117,7 +117,7 @@ def test_of_equals_the_earlier_come_first() -> None:
 
 
 def test_a_front_that_does_not_fit_is_thinned_out_evenly() -> None:
-    """At once, all that are close together would go, and leave a gap; in rounds, who is left has more room."""
+    """If all were removed at once, everything in a crowded place would go; one by one, the rest get more room."""
     position = torch.rand(200, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     costs = torch.stack([position, 1 - position], 1)
     kept = position[select_survivors(costs, 50)].sort().values

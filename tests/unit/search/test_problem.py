@@ -1,4 +1,4 @@
-"""What is searched for: mistakes are told where they are made, and evaluations survive being written down."""
+"""Objectives and problems: mistakes are reported where they are made, and evaluations can be written and read back."""
 
 import json
 from dataclasses import replace
@@ -21,19 +21,19 @@ GENOME = Genome([FloatGene("x", -1.0, 1.0), IntegerGene("n", 1, 3, group="whole"
 EVALUATOR = ScalarEvaluator(lambda design: design["x"])
 
 
-def test_what_is_to_be_large_costs_less_the_larger_it_is() -> None:
+def test_a_maximized_objective_costs_less_the_larger_it_is() -> None:
     problem = Problem(GENOME, (Objective("drag"), Objective("lift", "max")), EVALUATOR)
     assert problem.signs.tolist() == [1.0, -1.0]
     assert problem.signs.dtype == torch.float64
 
 
 @pytest.mark.parametrize("direction", ["maximise", "minimize", "", None])
-def test_a_direction_that_there_is_not_is_an_error(direction: Any) -> None:
+def test_an_unknown_direction_is_an_error(direction: Any) -> None:
     with pytest.raises(UserError, match=r"objective lift: direction=.*expected 'min' or 'max'"):
         Objective("lift", direction)
 
 
-def test_what_is_no_objective_or_evaluator_is_told_so() -> None:
+def test_wrong_objectives_and_evaluators_are_refused() -> None:
     with pytest.raises(UserError, match=r"objectives: expected Objective\(name, .* got 'lift'"):
         Problem(GENOME, ("lift",), EVALUATOR)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"evaluator: expected ScalarEvaluator\(function\), .* got <function"):
@@ -49,7 +49,7 @@ def test_values_by_name_must_be_in_the_order_of_the_objectives(names: Any) -> No
     Problem(GENOME, objectives, ScalarEvaluator(lambda design: design, names=("L", "D")))
 
 
-def test_objectives_need_names_of_their_own() -> None:
+def test_objectives_need_different_names() -> None:
     with pytest.raises(UserError, match="expected one or more with unique names, got lift, drag, lift"):
         Problem(GENOME, (Objective("lift"), Objective("drag"), Objective("lift", "max")), EVALUATOR)
     with pytest.raises(UserError, match="objectives: expected one or more with unique names, got none"):
@@ -64,7 +64,7 @@ def test_an_evaluation_reads_back_as_it_was_written(evaluation: Evaluation) -> N
 
 
 @pytest.mark.parametrize("value", [None, 1.0, [1], ["1.0"], [None], {"values": [1.0]}, [[1.0]]])
-def test_what_no_evaluation_is_written_as_is_refused(value: Any) -> None:
+def test_text_that_is_no_evaluation_is_refused(value: Any) -> None:
     with pytest.raises(ValueError, match="not an evaluation"):
         Evaluation.from_json(value)
 
@@ -94,7 +94,7 @@ def search(folder: Path, problem: Problem, settings: SearchSettings) -> SearchRe
     return Search(Run(folder, World(), seed=1, sinks=[]), problem, settings).run_complete_pipeline()
 
 
-def test_a_search_goes_on_with_the_problem_and_settings_it_began_with(tmp_path: Path) -> None:
+def test_a_search_resumes_only_with_the_problem_and_settings_it_began_with(tmp_path: Path) -> None:
     mine = Problem(GENOME, (Objective("f"),), EVALUATOR)
     settings = SearchSettings(population_size=4, max_generations=1, network=None)
     search(tmp_path, mine, settings)
@@ -108,7 +108,7 @@ def test_a_search_goes_on_with_the_problem_and_settings_it_began_with(tmp_path: 
 
 
 @pytest.mark.parametrize("what", ["a gene", "bounds", "an objective", "the direction"])
-def test_by_force_no_search_goes_on_with_designs_of_another_problem(tmp_path: Path, what: str) -> None:
+def test_force_does_not_mix_designs_of_different_problems(tmp_path: Path, what: str) -> None:
     def go(genes: list[FloatGene], *objectives: Objective, force: bool = False) -> SearchResult:
         problem = Problem(Genome(genes), objectives, ScalarEvaluator(lambda design: [design["x"]] * len(objectives)))
         run = Run(tmp_path, World(), seed=7, sinks=[], resume="force" if force else "auto")

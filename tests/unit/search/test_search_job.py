@@ -1,4 +1,4 @@
-"""A recipe that does not give what it should: one line says so, and no folder is left behind."""
+"""An invalid search recipe is an error of one line, and no folder is left behind."""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ PROBLEM = Problem(Genome([FloatGene("x", 0, 1)]), (Objective("cost"),), ScalarEv
         (PROBLEM, {"x": 7}, "gene x: expected a number from 0 to 1, got 7"),
     ],
 )
-def test_what_is_wrong_with_a_recipe_is_told(tmp_path: Path, problem: Any, base: Any, message: str) -> None:
+def test_an_invalid_recipe_is_an_error_of_one_line(tmp_path: Path, problem: Any, base: Any, message: str) -> None:
     class Recipe:
         config_class = SearchConfig
 

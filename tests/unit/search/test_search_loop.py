@@ -1,4 +1,4 @@
-"""The loop on one process: its order, its ends, going on, and a strategy of one's own."""
+"""The search loop on one process: its order, its ends, resuming, and custom strategies."""
 
 import json
 import sys
@@ -80,7 +80,7 @@ def test_it_gets_better_and_says_so(tmp_path: Path) -> None:
     ]
 
 
-def test_a_generation_does_not_look_at_all_before_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_generation_is_not_compared_with_all_before_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at = []
     monkeypatch.setattr(
         design_archive, "is_nondominated", lambda costs: looked_at.append(len(costs)) or is_nondominated(costs)
@@ -98,14 +98,14 @@ def test_without_an_improvement_it_ends_and_stays_ended(tmp_path: Path) -> None:
     assert found(tmp_path, flat, max_generations=60, patience=3) == first
 
 
-def test_more_generations_are_none_for_one_without_patience_left(tmp_path: Path) -> None:
-    """As if it had been asked for so many from the beginning: it would have ended there."""
+def test_without_patience_left_asking_for_more_generations_adds_none(tmp_path: Path) -> None:
+    """It would have ended at the same place if that many had been requested from the beginning."""
     flat = Problem(GENOME, (Objective("cost"),), VectorizedEvaluator(lambda designs: torch.ones(len(designs))))
     first = found(tmp_path, flat, max_generations=4, patience=3)
     assert found(tmp_path, flat, max_generations=50, patience=3) == first
 
 
-def test_with_more_patience_or_time_one_that_has_ended_goes_on(tmp_path: Path) -> None:
+def test_an_ended_search_continues_with_more_patience_or_time(tmp_path: Path) -> None:
     whole = found(tmp_path / "whole", max_generations=8)
     ended = found(tmp_path / "cut", max_generations=8, patience=1, min_delta=1e9)
     assert ended.generations == 2
@@ -115,7 +115,7 @@ def test_with_more_patience_or_time_one_that_has_ended_goes_on(tmp_path: Path) -
     assert (again.generations, again.digest, again.ended) == (8, whole.digest, whole.ended)
 
 
-def test_an_improvement_too_small_is_none() -> None:
+def test_a_too_small_improvement_does_not_count() -> None:
     options = {"max_generations": 30, "patience": 2, "population_size": 20}
     assert found(None, min_delta=1e9, **options).generations == 3
     assert found(None, min_delta=1e-9, **options).generations > 5
@@ -134,7 +134,7 @@ def test_when_its_target_is_reached_it_ends(direction: str) -> None:
     assert sign * result.best.values["cost"] <= 5.0
 
 
-def test_after_its_time_it_ends_with_what_it_has() -> None:
+def test_when_its_time_is_over_it_returns_the_best_so_far() -> None:
     result = found(None, max_generations=1000, max_runtime_s=0.05)
     assert 0 < result.generations < 1000
     assert "time limit" in result.ended
@@ -148,7 +148,7 @@ def test_time_counts_over_attempts(tmp_path: Path) -> None:
     assert (result.generations, result.ended) == (2, "the time limit of 1 h is reached")
 
 
-def test_with_more_generations_a_finished_search_goes_on(tmp_path: Path) -> None:
+def test_a_finished_search_continues_with_more_generations(tmp_path: Path) -> None:
     whole = found(tmp_path / "whole", max_generations=6)
     assert found(tmp_path / "cut", max_generations=3).generations == 3
     assert found(tmp_path / "cut", max_generations=6).digest == whole.digest
@@ -165,14 +165,14 @@ def test_all_evaluations_may_fail(tmp_path: Path) -> None:
     assert event["reasons"] == {"ValueError: always": 6}
 
 
-def test_an_evaluation_that_leaves_is_an_error_and_no_end() -> None:
+def test_an_evaluation_that_exits_is_an_error_not_the_end_of_the_search() -> None:
     problem = Problem(GENOME, (Objective("cost"),), ScalarEvaluator(lambda _: sys.exit(0)))
     with pytest.raises(RuntimeError, match=r"called sys.exit\(0\)"):
         found(None, problem)
 
 
 @pytest.mark.parametrize("damaged", ["[[1.0]]", "[[1.0], [2.0], [3.0], [NaN]]", "[[1.0], [2.0], [3.0], [4.0, 5.0]]"])
-def test_a_record_that_does_not_fit_is_made_again(tmp_path: Path, damaged: str) -> None:
+def test_an_evaluation_with_a_damaged_record_is_made_again(tmp_path: Path, damaged: str) -> None:
     whole = found(tmp_path / "whole", max_generations=1)
     cut = search(tmp_path / "cut", max_generations=1)
     cut.on_end = lambda: sys.exit(1)
@@ -194,7 +194,7 @@ def test_a_given_design_is_evaluated_first() -> None:
 
 
 class Halving:
-    """A strategy of one's own: always half of the best so far."""
+    """A custom strategy: always half of the best so far."""
 
     def __init__(self) -> None:
         self.best = torch.full((1, 4), 4.0, dtype=torch.float64)
@@ -213,7 +213,7 @@ class Halving:
         self.best = state["best"]
 
 
-def test_a_strategy_of_ones_own_is_asked_told_and_saved(tmp_path: Path) -> None:
+def test_a_custom_strategy_is_asked_told_and_saved(tmp_path: Path) -> None:
     result = found(tmp_path / "whole", strategy=Halving(), max_generations=5)
     assert result.best is not None
     assert result.best.values["cost"] == 4 * (4 / 2**5) ** 2
@@ -228,7 +228,7 @@ class Empty(Halving):
         return 0
 
 
-def test_a_strategy_that_has_nothing_in_it_yet_is_used_all_the_same() -> None:
+def test_an_empty_strategy_is_used_too() -> None:
     assert isinstance(search(None, strategy=Empty()).strategy, Empty)
 
 
@@ -245,7 +245,7 @@ def test_a_strategy_that_has_nothing_in_it_yet_is_used_all_the_same() -> None:
         (lambda designs: designs * torch.tensor([1, 1, torch.nan, 1]), "x2 out of bounds"),
     ],
 )
-def test_a_strategy_that_does_not_do_as_asked_is_told_so(change: Callable[[Tensor], Any], message: str) -> None:
+def test_a_strategy_that_returns_wrong_designs_is_refused(change: Callable[[Tensor], Any], message: str) -> None:
     class Wrong(Halving):
         def ask(self, count: int, generation: int) -> Tensor:
             designs = super().ask(count, generation)
@@ -267,6 +267,6 @@ def test_a_strategy_that_does_not_do_as_asked_is_told_so(change: Callable[[Tenso
         ({"min_delta": float("nan")}, "min_delta=nan"),
     ],
 )
-def test_impossible_settings_are_told(options: dict[str, Any], message: str) -> None:
+def test_impossible_settings_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         SearchSettings(**options)

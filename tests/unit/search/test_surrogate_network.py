@@ -1,4 +1,4 @@
-"""The guidance network: members side by side, and what they expect."""
+"""The guidance network: its members in one batched model, and what they predict."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def test_members_are_linear_layers_of_their_own() -> None:
     assert not torch.equal(layer.weight[0], layer.weight[1])
 
 
-def test_an_outlook_has_a_table_for_each_thing() -> None:
+def test_a_forecast_has_a_table_for_each_quantity() -> None:
     outlook = network()(torch.randn(7, 6))
     assert [tuple(part.shape) for part in outlook] == [(3, 7, 2), (3, 7), (3, 7, 4), (3, 7, 4), (3, 7, 2)]
 
@@ -45,7 +45,7 @@ def test_what_is_expected_is_the_members_mean() -> None:
     torch.testing.assert_close(made.expected_costs(features), made(features).costs.mean(0).detach())
 
 
-def test_a_failure_is_dear() -> None:
+def test_a_likely_failure_raises_the_expected_costs() -> None:
     made, features = network(), torch.randn(7, 6)
     torch.nn.init.constant_(made.value.bias[..., 2:], -50.0)
     sure = made.expected_costs(features)
@@ -102,7 +102,7 @@ def test_whether_anything_is_ever_guided(share: float, stages: tuple[CurriculumS
         ({"curriculum": (CurriculumStage(5), CurriculumStage(5))}, r"generations \[5, 5\]"),
     ],
 )
-def test_what_cannot_be_is_named(given: dict[str, Any], message: str) -> None:
+def test_an_impossible_setting_is_named(given: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         NetworkSettings(**given)
 
@@ -117,6 +117,6 @@ def test_what_cannot_be_is_named(given: dict[str, Any], message: str) -> None:
         ({"guided_share": 2.0}, "guided_share=2.0"),
     ],
 )
-def test_so_is_a_stage_that_cannot_be(given: dict[str, Any], message: str) -> None:
+def test_an_impossible_stage_is_named(given: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         CurriculumStage(**given)

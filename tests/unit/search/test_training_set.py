@@ -1,4 +1,4 @@
-"""What the network is taught."""
+"""The training set of the guidance network."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def network() -> SurrogateNetwork:
     return SurrogateNetwork(3, 3, 1, members=2, width=8, depth=1, generator=stream(0, "weights"))
 
 
-def test_ranks_become_normal_deviates_and_equals_share_theirs() -> None:
+def test_ranks_become_normal_deviates_and_ties_share_theirs() -> None:
     costs = torch.tensor([[5.0, 1.0], [1e9, 1.0], [-3.0, 1.0], [5.0, 1.0]], dtype=torch.float64)
     first, second = normal_ranks(costs).unbind(1)
     assert first[0] == first[3] == 0.0 and first[1] > 0 > first[2]
@@ -100,10 +100,10 @@ def test_failures_teach_no_cost_but_that_they_fail() -> None:
     _, _, samples = drawn(filled(100, failed=range(40)))
     assert 0 < samples.failed.mean() < 1
     other = samples._replace(costs=samples.costs + 7.0 * samples.failed[:, None])
-    told = [training_loss(network(), each, [3], 1.0, 1.0) for each in (samples, other)]
-    assert torch.equal(told[0]["value"][0], told[1]["value"][0])
+    losses = [training_loss(network(), each, [3], 1.0, 1.0) for each in (samples, other)]
+    assert torch.equal(losses[0]["value"][0], losses[1]["value"][0])
     mistaken = training_loss(network(), samples._replace(failed=1.0 - samples.failed), [3], 1.0, 1.0)
-    assert mistaken["failure"][0] != told[0]["failure"][0]
+    assert mistaken["failure"][0] != losses[0]["failure"][0]
 
 
 def test_weights_are_the_losses() -> None:

@@ -1,4 +1,4 @@
-"""Runs short Python scripts that say when they are ready, for tests that look at a process from outside."""
+"""Runs short Python scripts that print when they are ready, for tests that observe a process from outside."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""An agent removes its folder at its end, and the folders of killed agents at its start."""
+"""An agent removes its folder when it ends, and the folders of killed agents when it starts."""
 
 import os
 import time

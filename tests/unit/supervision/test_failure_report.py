@@ -1,4 +1,4 @@
-"""The cause is told from its victims by how each rank ended, not by which was loudest."""
+"""The cause is distinguished from its victims by how each rank ended, not by which printed most."""
 
 import json
 from dataclasses import replace

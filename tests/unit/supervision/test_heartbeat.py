@@ -46,7 +46,7 @@ def test_the_functions_of_the_module_write_the_heartbeat_of_this_process(tmp_pat
 
 
 def test_a_new_page_has_no_hole(tmp_path: Path) -> None:
-    """With memory full, a hole would kill whoever touches it first: perhaps the agent, with all its ranks."""
+    """If memory is full, a hole would kill the first process that touches it, perhaps the agent with all its ranks."""
     HeartbeatPage(tmp_path / "new.heartbeat", create=True)
     with (tmp_path / "new.heartbeat").open("rb") as file:
         assert os.lseek(file.fileno(), 0, os.SEEK_HOLE) == 4096

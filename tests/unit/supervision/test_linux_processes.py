@@ -18,7 +18,7 @@ _PR_SET_NAME = 15
 
 @pytest.fixture
 def truncated_name() -> Iterator[None]:
-    """A process name that ends within a letter: the kernel keeps the first 15 bytes."""
+    """Return a process name that ends within a letter: the kernel keeps the first 15 bytes."""
     before = Path("/proc/self/comm").read_bytes().strip()
     ctypes.CDLL(None).prctl(_PR_SET_NAME, "обработка данных".encode())
     yield
@@ -76,5 +76,7 @@ def test_without_a_counter_no_kill_is_reported(tmp_path: Path) -> None:
     assert not OutOfMemoryKills([tmp_path / "vmstat", tmp_path / "none"]).any_since()
 
 
-def test_this_machine_is_read() -> None:
-    assert not OutOfMemoryKills().any_since()
+def test_this_machine_has_a_counter() -> None:
+    kills = OutOfMemoryKills()
+    assert kills._path is not None
+    assert not kills.any_since()

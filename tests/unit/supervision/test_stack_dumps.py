@@ -32,7 +32,7 @@ lock(mutex)
 
 
 def lines_of(text: str) -> list[int]:
-    """The line numbers of the first thread."""
+    """Return the line numbers of the first thread."""
     return [frame.line for thread in parse_stacks(text)[:1] for frame in thread.frames]
 
 

@@ -49,4 +49,7 @@ def test_a_request_that_cannot_be_confirmed_still_counts(monkeypatch: pytest.Mon
 def test_a_signal_that_the_shell_has_ignored_stays_ignored() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     install_stop_handlers()
-    os.kill(os.getpid(), signal.SIGINT)
+    requests = []
+    with stop_after_step(lambda: requests.append(1)):
+        os.kill(os.getpid(), signal.SIGINT)
+    assert requests == []

@@ -1,4 +1,4 @@
-"""A block of attention, and the gradients of a model."""
+"""A model with attention blocks, and the gradients of a model."""
 
 import weakref
 
@@ -41,7 +41,7 @@ class Encoder(nn.Module):
 
 
 class Towers(nn.Module):
-    """Two large parts, more of the blocks inside them, and most of something small."""
+    """Two encoders with blocks of the same class, and other modules, some of which occur more often than the blocks."""
 
     def __init__(self) -> None:
         super().__init__()

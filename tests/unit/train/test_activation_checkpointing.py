@@ -1,4 +1,4 @@
-"""Activation checkpointing: which modules are recomputed, and what stays unchanged about them."""
+"""Activation checkpointing: which modules are recomputed, and what remains unchanged about them."""
 
 import copy
 import io
@@ -24,7 +24,7 @@ from lockstep.world.world import World
 from tests.commands import LOCKSTEP
 from tests.commands import run as run_command
 from tests.contracts.workloads import cross_entropy
-from tests.sinks import Kept
+from tests.sinks import RecordingSink
 from tests.unit.train.attention_blocks import Block, gradients_of, make_model
 
 
@@ -145,7 +145,7 @@ def test_two_backward_passes_of_one_forward_pass(model: nn.Module) -> None:
 
 
 class Sharing(nn.Module):
-    """Two modules with one buffer between them: what the first writes, the second reads."""
+    """Two modules that share a buffer: the first writes it, the second reads it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -221,7 +221,7 @@ def run() -> Iterator[Callable[..., Run]]:
 
 
 def test_a_run_says_which_modules_it_recomputes(model: nn.Module, run: Callable[..., Run]) -> None:
-    sink = Kept()
+    sink = RecordingSink()
     training = run(activation_checkpointing={"every": 2}, sinks=[sink])
     trainer = Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), cross_entropy, run=training)
     data = TensorDataset(torch.randn(8, 8), torch.arange(8) % 5)

@@ -1,4 +1,4 @@
-"""Finding the largest size that fits: in few tries, within the time, and no other error passed over."""
+"""Finding the largest size that fits: in few tries, within the time limit, and without hiding other errors."""
 
 import json
 import sys
@@ -45,7 +45,7 @@ def test_it_halves_where_the_first_does_not_fit() -> None:
 
 
 @given(limit=st.integers(1, 10**6), start=st.integers(1, 10**6))
-def test_it_comes_near_in_few_tries(limit: int, start: int) -> None:
+def test_it_comes_close_in_few_tries(limit: int, start: int) -> None:
     found = search(limit, start)
     assert found.largest is not None
     assert found.too_large is not None
@@ -55,7 +55,7 @@ def test_it_comes_near_in_few_tries(limit: int, start: int) -> None:
     assert len(set(sizes(found))) == len(sizes(found))
 
 
-def test_it_ends_at_the_whole_data_set_after_so_many_tries_or_in_time() -> None:
+def test_it_ends_at_the_whole_data_set_after_n_tries_or_in_time() -> None:
     assert sizes(search(10**9, most=100)) == [1, 2, 4, 8, 16, 32, 64, 100]
     assert search(10**9, most=100).ended == "most"
     assert search(10**9, max_tries=3).ended == "tries"
@@ -97,8 +97,8 @@ print(json.dumps([found.largest, [(each.size, each.fits, each.why) for each in f
 """
 
 
-def test_a_loop_of_ones_own_is_tried_within_a_part_of_the_memory(tmp_path: Path) -> None:
-    """Of the real allocator, in a fresh process: each sample takes 40 MB, and of 500 MB 425 may be taken."""
+def test_a_custom_loop_is_tried_within_a_part_of_the_memory(tmp_path: Path) -> None:
+    """With the real allocator, in a new process: each sample takes 40 MB, and 425 of 500 MB may be used."""
     finished = run([sys.executable, "-c", WITHIN_500_MB], tmp_path)
     assert finished.code == 0, finished.err
     largest, attempts, calls, is_put_back = json.loads(finished.out)
@@ -109,7 +109,7 @@ def test_a_loop_of_ones_own_is_tried_within_a_part_of_the_memory(tmp_path: Path)
     assert is_put_back
 
 
-def test_another_error_is_the_callers() -> None:
+def test_any_other_error_is_raised() -> None:
     def try_step(size: int) -> None:
         raise RuntimeError("a shape is wrong")
 

@@ -32,13 +32,13 @@ def test_a_class_and_a_function_are_found_by_name() -> None:
     assert register_model("vae")(VAE) is VAE, "a module may be imported twice"
 
 
-def test_a_name_is_taken_once() -> None:
+def test_a_name_can_be_registered_once() -> None:
     register_model("vae")(nn.Linear)
     with pytest.raises(UserError, match=r"the name vae is taken by torch.nn.modules.linear.Linear"):
         register_model("vae")(nn.Identity)
 
 
-def test_an_unknown_name_brings_the_nearest_or_all() -> None:
+def test_an_unknown_name_gets_a_suggestion_or_the_list() -> None:
     with pytest.raises(UserError, match="no model is registered as 'vae'; known: none"):
         registered_model("vae")
     register_model("resnet50")(nn.Identity)
@@ -61,7 +61,7 @@ def test_a_notebooks_cell_may_be_run_again() -> None:
     assert registered_model("net") is latest
 
 
-def test_what_has_no_name_of_its_own_can_be_registered() -> None:
+def test_objects_without_a_name_can_be_registered() -> None:
     register_model("eight")(partial(nn.Linear, 8))
     assert registered_model("eight")(3).in_features == 8
     with pytest.raises(UserError, match=r"the name eight is taken by functools.partial\(.*Linear"):

@@ -16,7 +16,7 @@ from lockstep.world.world import World
 
 
 class Walk:
-    """Something that a round changes: a position, and how it came there."""
+    """What a round changes: a position, and the path to it."""
 
     def __init__(self) -> None:
         self.position = torch.zeros(3, dtype=torch.float64)
@@ -53,7 +53,7 @@ def test_rounds_are_made_in_order_and_count_in_the_digest(tmp_path: Path) -> Non
     assert walk(tmp_path / "b", 4)[0] == digest != walk(tmp_path / "c", 5)[0]
 
 
-def test_stopped_by_a_signal_it_goes_on_with_the_next_round(tmp_path: Path) -> None:
+def test_stopped_by_a_signal_it_resumes_with_the_next_round(tmp_path: Path) -> None:
     digest, _ = walk(tmp_path / "whole", 5, trace=True)
     with pytest.raises(Stopped, match="after step 2"):
         walk(tmp_path / "cut", 5, stop_in=2, trace=True)
@@ -87,7 +87,7 @@ def test_a_run_with_models_has_no_rounds(tmp_path: Path) -> None:
 
 
 def trained(steps: list[int], resume_after: int | None = None) -> dict[str, torch.Tensor]:
-    """A run without a folder, in calls of so many steps; after one of them, another run takes its place."""
+    """Train a run without a folder in calls of these numbers of steps; after one of them, continue in another run."""
     data = torch.utils.data.TensorDataset(torch.arange(24.0).reshape(12, 2) / 24, torch.ones(12, 1))
 
     def begin() -> tuple[Run, nn.Module, torch.optim.Optimizer]:
@@ -107,13 +107,13 @@ def trained(steps: list[int], resume_after: int | None = None) -> dict[str, torc
     return run.state()
 
 
-def test_a_run_without_a_folder_goes_on_from_its_state(tmp_path: Path) -> None:
+def test_a_run_without_a_folder_continues_from_its_state(tmp_path: Path) -> None:
     whole, cut = trained([2, 3, 2]), trained([2, 3, 2], resume_after=1)
     assert all(torch.equal(whole[name], cut[name]) for name in whole)
     assert not torch.equal(whole["model/0.weight"], trained([2, 3])["model/0.weight"])
 
 
-def test_what_rounds_go_by_may_not_change_from_attempt_to_attempt(tmp_path: Path) -> None:
+def test_the_settings_of_rounds_may_not_change_between_attempts(tmp_path: Path) -> None:
     def go(count: int, settings: dict[str, Any]) -> list[int]:
         run = Run(tmp_path, World(), sinks=[])
         try:
@@ -129,7 +129,7 @@ def test_what_rounds_go_by_may_not_change_from_attempt_to_attempt(tmp_path: Path
     assert go(2, {"size": 4}) == [2]
 
 
-def test_one_that_has_ended_before_time_goes_on_if_its_reason_does_not_hold(tmp_path: Path) -> None:
+def test_a_run_that_ended_early_continues_if_its_reason_no_longer_holds(tmp_path: Path) -> None:
     def go(count: int, *, last: int | None = None, is_over: bool | None = None) -> list[int]:
         run = Run(tmp_path, World(), sinks=[])
         numbers = []

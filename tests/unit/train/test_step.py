@@ -1,4 +1,4 @@
-"""One step on one process: what it computes, and what it says about misuse."""
+"""One step on one process: what it computes, and its errors on misuse."""
 
 import gc
 import random
@@ -27,7 +27,7 @@ def squared(model: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, int]:
 
 
 class Setting:
-    """A linear model whose one step sees all the data."""
+    """A linear model whose single step sees all the data."""
 
     def __init__(self, lanes: int = 4, **options: Any) -> None:
         self.run = Run(None, World(), **options)
@@ -61,7 +61,7 @@ def test_gradient_and_loss_are_those_of_the_mean_over_all_lanes(lanes: int, dete
 
 @pytest.mark.parametrize(("determinism", "lanes"), [("lockstep", 1), ("lockstep", 4), ("fast", 4)])
 def test_a_step_is_freed_at_once_with_its_batch(determinism: str, lanes: int) -> None:
-    """What refers to itself in a circle waits for the garbage collector, and its memory is not used again meanwhile."""
+    """A reference cycle would keep the memory in use until the garbage collector runs."""
     setting = Setting(lanes, determinism=determinism)
     steps = iter(setting.run.steps(setting.loader, steps=4, finish=False))
     gc.collect()
@@ -92,7 +92,7 @@ def test_fast_mode_leaves_losses_the_size_that_the_fp16_scale_gives_them() -> No
     assert len(arrived) == 4 and len(set(arrived)) == 1
 
 
-def test_a_loop_of_ones_own_is_the_same_as_the_function() -> None:
+def test_a_loop_over_the_lanes_equals_accumulate() -> None:
     one, other = Setting(), Setting()
     step = one.first_step()
     step.accumulate(squared, one.model)
@@ -209,7 +209,7 @@ def test_gradients_of_other_models_are_left_alone(determinism: Any, lanes: int) 
     assert second.weight.grad is not None
 
 
-def test_misuse_is_told() -> None:
+def test_misuse_is_an_error() -> None:
     setting = Setting()
     step = setting.first_step()
     with pytest.raises(UserError, match="belongs inside"):
@@ -243,7 +243,7 @@ def test_gradients_are_not_lost_by_a_second_pass() -> None:
         step.accumulate(squared, setting.model)
 
 
-def test_leaving_lanes_out_is_noticed() -> None:
+def test_skipping_lanes_is_an_error() -> None:
     setting = Setting()
     step = setting.first_step()
     for batch in step.lanes:
@@ -261,7 +261,7 @@ def test_terms_keep_their_names() -> None:
         step.accumulate(lambda model, batch: {next(names): squared(model, batch)}, setting.model)
 
 
-def test_a_step_without_any_loss_is_told() -> None:
+def test_a_step_without_any_loss_is_an_error() -> None:
     setting = Setting()
     step = setting.first_step()
     for _ in step.lanes:
@@ -303,13 +303,13 @@ def test_a_count_may_be_any_number(count: Any, lanes: int) -> None:
     assert step.loss == pytest.approx(F.mse_loss(setting.model(INPUTS), TARGETS).item())
 
 
-def test_what_is_not_a_count_is_told() -> None:
+def test_a_wrong_count_is_an_error() -> None:
     setting = Setting()
     with pytest.raises(UserError, match="a number or a tensor of one element, not 'many'"):
         setting.first_step().accumulate(lambda model, batch: (squared(model, batch)[0], "many"), setting.model)  # type: ignore[arg-type, return-value]
 
 
-def test_a_plain_backward_in_a_lane_is_told() -> None:
+def test_a_plain_backward_in_a_lane_is_an_error() -> None:
     setting = Setting()
     step = setting.first_step()
     with pytest.raises(UserError, match="a lane called"):
@@ -330,7 +330,7 @@ def test_a_parameter_that_changes_in_a_lane_is_named() -> None:
         step.accumulate(lambda model, batch: (model(batch[0]).sum(), 1), model)
 
 
-def test_gradients_are_nobodys_between_lanes_and_update() -> None:
+def test_gradients_are_hidden_between_lanes_and_update() -> None:
     setting = Setting()
     step = setting.first_step()
     step.accumulate(squared, setting.model)
@@ -372,7 +372,7 @@ def test_a_parameter_of_two_optimizers_is_clipped_once() -> None:
     assert torch.cat(gradients).norm() == pytest.approx(0.01, rel=1e-4)
 
 
-def test_passes_of_one_step_draw_differently() -> None:
+def test_passes_of_one_step_draw_different_numbers() -> None:
     setting = Setting()
     step = setting.first_step()
     drawn = []

@@ -1,4 +1,4 @@
-"""What can be chosen about a step, and what is refused."""
+"""The options of a step: defaults, and what is refused."""
 
 import pytest
 
@@ -46,7 +46,7 @@ def test_the_defaults() -> None:
         ({"tensor_plan": {"*.query": ["row"]}}, "tensor_plan={'*.query': ['row']}: expected a style for each"),
     ],
 )
-def test_what_there_is_not_is_one_line(given: dict[str, object], problem: str) -> None:
+def test_unknown_options_are_one_line(given: dict[str, object], problem: str) -> None:
     with pytest.raises(UserError) as caught:
         Run(None, World(), **given)
     assert str(caught.value).startswith(problem)

@@ -48,7 +48,7 @@ def make_step(
     return watch.end(number, engine)
 
 
-def test_a_timed_step_says_how_long_each_phase_took_and_others_say_nothing(clock: Clock) -> None:
+def test_only_a_timed_step_reports_how_long_each_phase_took(clock: Clock) -> None:
     watch = StepTimer(torch.device("cpu"), every=2)
     assert make_step(watch, clock, 1, None) is None
     times = make_step(watch, clock, 2, None)
@@ -60,7 +60,7 @@ def test_a_timed_step_says_how_long_each_phase_took_and_others_say_nothing(clock
         "rest_s": 0.5,
     }
     assert (times["num_steps"], times["elapsed_s"]) == (2, 21.0)
-    assert "travel_s" not in times, "nobody knows"
+    assert "travel_s" not in times, "it was not measured"
 
 
 def test_what_is_done_between_steps_counts_once_and_in_no_phase(clock: Clock) -> None:

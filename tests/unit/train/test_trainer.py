@@ -1,4 +1,4 @@
-"""The trainer on one process: it learns, counts, and asks the world for a device only where the script named none."""
+"""The trainer on one process: it learns, counts, and chooses a device only if the script named none."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ from lockstep.train.optim.lr_schedule import Schedule
 from lockstep.train.run import Run
 from lockstep.train.trainer import Trainer
 from lockstep.world.world import World
-from tests.sinks import Kept
+from tests.sinks import RecordingSink
 
 
 def loader(count: int = 12, batch: int = 4) -> DataLoader[object]:
@@ -59,12 +59,12 @@ def test_either_epochs_or_steps() -> None:
 
 
 def test_the_last_step_is_always_shown() -> None:
-    told = Kept()
-    make(run=Run(None, World(), log_every=2, sinks=[told])).train(loader(), steps=5)
-    assert [event["step"] for event in told.events if event["kind"] == "step"] == [2, 4, 5]
+    sink = RecordingSink()
+    make(run=Run(None, World(), log_every=2, sinks=[sink])).train(loader(), steps=5)
+    assert [event["step"] for event in sink.events if event["kind"] == "step"] == [2, 4, 5]
 
 
-def test_every_rank_writes_its_timing_down(tmp_path: Path) -> None:
+def test_every_rank_logs_its_timing(tmp_path: Path) -> None:
     run = Run(tmp_path / "a", World(), log_every=2, sinks=[])
     make(run=run).train(loader(), steps=5)
     run.close()
@@ -87,14 +87,14 @@ def test_evaluation_leaves_the_mode_as_it_was() -> None:
     assert trainer.model.training
 
 
-def test_training_goes_on_where_it_left_off() -> None:
+def test_training_continues_where_it_left_off() -> None:
     trainer = make()
     trainer.train(loader(), epochs=1)
     trainer.train(loader(), epochs=1)
     assert trainer.step == 6
 
 
-def test_an_empty_loader_is_told() -> None:
+def test_an_empty_loader_is_an_error() -> None:
     with pytest.raises(UserError, match="empty"):
         make().train(DataLoader([]), steps=1)  # type: ignore[arg-type]
 
@@ -152,16 +152,16 @@ def test_the_history_is_saved_and_strict_json_even_with_a_nan(tmp_path: Path) ->
 
 
 def test_the_mean_loss_is_over_the_steps_since_the_last_evaluation() -> None:
-    told = Kept()
-    trainer = make(run=Run(None, World(), log_every=1, sinks=[told]))
+    sink = RecordingSink()
+    trainer = make(run=Run(None, World(), log_every=1, sinks=[sink]))
     trainer.train(loader(), epochs=2)
-    losses = [event["loss"] for event in told.events if event["kind"] == "step"]
+    losses = [event["loss"] for event in sink.events if event["kind"] == "step"]
     assert [entry["train_loss"] for entry in trainer.history] == pytest.approx(
         [sum(losses[:3]) / 3, sum(losses[3:]) / 3]
     )
 
 
-def test_what_is_evaluated_is_the_average_where_there_is_one() -> None:
+def test_the_average_is_evaluated_if_there_is_one() -> None:
     trainer = make()
     trainer.ema = trainer.run.ema(trainer.model, 0.9, warmup=False)
     trainer.train(loader(), loader(), epochs=1)
@@ -171,12 +171,12 @@ def test_what_is_evaluated_is_the_average_where_there_is_one() -> None:
     assert trainer.history[0]["error"] == averaged
 
 
-def test_steps_are_told_with_rate_and_norm() -> None:
-    told = Kept()
-    run = Run(None, World(), log_every=1, sinks=[told], clip_norm=1e-3)
+def test_steps_are_logged_with_rate_and_norm() -> None:
+    sink = RecordingSink()
+    run = Run(None, World(), log_every=1, sinks=[sink], clip_norm=1e-3)
     trainer = make(run=run, schedule=Schedule.constant(warmup=4))
     trainer.train(loader(), epochs=1)
-    steps = [event for event in told.events if event["kind"] == "step"]
+    steps = [event for event in sink.events if event["kind"] == "step"]
     assert [event["lr"] for event in steps] == pytest.approx([0.075, 0.15, 0.225])
     assert all(event["gradient_norm"] > 1e-3 for event in steps)
     assert "loss_scale" not in steps[0]
@@ -188,12 +188,12 @@ def test_evaluating_all_the_time_is_refused(every: str | int) -> None:
         make().train(loader(), epochs=2, evaluate_every=every)
 
 
-def test_a_duration_that_is_none_is_refused() -> None:
+def test_an_invalid_duration_is_refused() -> None:
     with pytest.raises(UserError, match="evaluate_every: expected a duration, as in 500 steps"):
         make().train(loader(), epochs=2, evaluate_every="2 weeks")
 
 
-def test_an_average_that_nothing_would_move_is_refused() -> None:
+def test_an_average_that_nothing_would_update_is_refused() -> None:
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(UserError, match=r"make it with run\.ema\(model\)"):

@@ -19,7 +19,7 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_where_nobody_looks_it_goes_where_it_is_told(tmp_path: Path) -> None:
+def test_without_verify_the_given_folder_is_used(tmp_path: Path) -> None:
     assert run_place(tmp_path, trace=False) == (tmp_path, None, None)
     assert run_place(str(tmp_path), trace=True) == (tmp_path, tmp_path / "digests.jsonl", None)
     assert run_place(None, trace=False) == (None, None, None)

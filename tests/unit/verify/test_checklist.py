@@ -29,12 +29,12 @@ def records(folder: Path, *, printed: tuple[str, str] = ("", ""), written: tuple
         (("", ""), None, "nothing was printed"),
     ],
 )
-def test_who_printed(tmp_path: Path, printed: tuple[str, str], holds: bool | None, evidence: str) -> None:
+def test_only_rank_0_should_print(tmp_path: Path, printed: tuple[str, str], holds: bool | None, evidence: str) -> None:
     found = check_who_printed(records(tmp_path, printed=printed))
     assert (found.holds, found.evidence) == (holds, evidence)
 
 
-def test_who_wrote(tmp_path: Path) -> None:
+def test_only_rank_0_should_write(tmp_path: Path) -> None:
     trial, here = tmp_path / "trial", tmp_path / "here"
     checkpoint, log = trial / "many" / "checkpoints" / "step-2", trial / "many" / "ranks" / "1.jsonl"
     ignored = [

@@ -26,7 +26,7 @@ def job(
     changes: Mapping[str, Any] | None = None,
     layers: tuple[str, ...] = (),
 ) -> RecordedUpdates:
-    """One update, recorded by ranks with these rows."""
+    """Return one update, recorded by ranks with these rows."""
     folder.mkdir()
     files = [OutputRecord(folder, rank) for rank in range(len(ranks))]
     for rank, rows in enumerate(ranks):

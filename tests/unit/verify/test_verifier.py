@@ -1,4 +1,4 @@
-"""Which trials a script is verified with, and what is concluded from their files; nothing is run."""
+"""Which trials a script is verified with, and what is concluded from their files, without running anything."""
 
 import json
 from collections.abc import Callable, Mapping

@@ -100,7 +100,7 @@ def test_the_checklist_comes_last_and_a_broken_promise_is_a_failure() -> None:
     )
     found = VerifyVerdict((VerifyFinding(ONE, "abc"), VerifyFinding(MANY, "abc")), checks, ("it was short",))
     assert found.lines()[1:] == ["it was short", "[x] a: seen", "[!] b: not so", "[ ] c: not checked: no folder"]
-    assert found.exit_code == 0, "who prints does not change bits"
+    assert found.exit_code == 0, "printing on the wrong rank changes no bits"
     assert [check["holds"] for check in found.as_json()["checklist"]] == [True, False, None]
     broken = ChecklistItem("it loads", False, "it does not", is_promise=True)
     assert VerifyVerdict(found.findings, (broken,)).exit_code == 3
@@ -138,7 +138,7 @@ def test_ends_that_differ_although_no_step_does() -> None:
     assert fewer == (6, "end", "8 steps and 6", 1)
 
 
-def test_what_was_never_promised_is_refused() -> None:
+def test_configs_that_promise_no_bits_are_refused() -> None:
     check_trial_config(Config(epochs=1, batch=BatchConfig(global_batch=8)))
     with pytest.raises(UserError, match="determinism=fast does not promise equal bits"):
         check_trial_config(Config(epochs=1, batch=BatchConfig(global_batch=8), determinism="fast"))

@@ -20,7 +20,7 @@ def test_every_part_of_the_key_matters() -> None:
 
 
 def drawn() -> list[float]:
-    """Numbers of every generator; odd counts, because normal numbers are drawn in pairs."""
+    """Return numbers from every generator; odd counts, because normal numbers are drawn in pairs."""
     return [
         *(random.random() for _ in range(3)),
         *(random.gauss(0.0, 1.0) for _ in range(3)),

@@ -28,7 +28,7 @@ def test_rank_and_size_must_be_given_together() -> None:
         lockstep.setup_distributed(timeout_s=0)
 
 
-def test_an_error_of_leaving_does_not_hide_the_error_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_cleanup_does_not_hide_the_error_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def lose_contact() -> None:
         raise RuntimeError("Connection closed by peer")
 

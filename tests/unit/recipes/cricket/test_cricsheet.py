@@ -1,4 +1,4 @@
-"""Reading Cricsheet's files: the outcome of each ball, and one clear line for whatever is wrong."""
+"""Reading Cricsheet's files: the outcome of each ball, and one clear line for every error."""
 
 import copy
 import json
@@ -113,13 +113,13 @@ PLACE = "m.json: innings 2, over 2, delivery 4: "
         (set_field(*BALL, "bowler", to="A Stranger"), PLACE + "bowler: 'A Stranger' has no id in info.registry.people"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_place(change: Callable[[Any], None], line: str) -> None:
+def test_an_error_names_the_place(change: Callable[[Any], None], line: str) -> None:
     content = copy.deepcopy(CONTENT)
     change(content)
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as caught:
         read(content)
-    assert str(told.value).startswith(line)
-    assert "\n" not in str(told.value)
+    assert str(caught.value).startswith(line)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -132,10 +132,10 @@ def test_what_is_wrong_is_told_with_its_place(change: Callable[[Any], None], lin
         (b"[]", "m.json: the file: expected an object, got []"),
     ],
 )
-def test_what_is_no_match_at_all_is_told(text: bytes, line: str) -> None:
-    with pytest.raises(UserError) as told:
+def test_a_file_that_is_no_match_is_refused(text: bytes, line: str) -> None:
+    with pytest.raises(UserError) as caught:
         read_match(MatchFile("m", "m.json", text))
-    assert str(told.value).startswith(line)
+    assert str(caught.value).startswith(line)
 
 
 def test_an_archive_a_folder_and_a_file_give_the_same_match_and_other_files_are_passed_over(tmp_path: Path) -> None:
@@ -153,9 +153,9 @@ def test_an_archive_a_folder_and_a_file_give_the_same_match_and_other_files_are_
 @pytest.mark.parametrize("name", ["../x.json", "a/../../x.json", "/x.json", "C:x.json", "..\\x.json", "\\x.json"])
 def test_a_name_that_leads_out_of_the_archive_is_refused_by_name(tmp_path: Path, name: str) -> None:
     path = write_zip(tmp_path / "bad.zip", {"good.json": b"{}", name: b"{}"})
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as caught:
         names_of(path)
-    assert f"{name}: the name leads out of the archive" in str(told.value)
+    assert f"{name}: the name leads out of the archive" in str(caught.value)
 
 
 def test_a_link_is_refused_by_name(tmp_path: Path) -> None:
@@ -167,13 +167,13 @@ def test_a_link_is_refused_by_name(tmp_path: Path) -> None:
         names_of(str(tmp_path / "bad.zip"))
 
 
-def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
+def test_a_zip_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
     path = write_zip(tmp_path / "bomb.zip", {"1.json": b" " * 2_000_000})
     with pytest.raises(UserError, match=r"1\.json: unpacks to more than 200 times its size"):
         names_of(path)
 
 
-def test_what_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     members = {"1.json": b"x" * 50, "2.json": b"y" * 60}
     path = write_zip(tmp_path / "a.zip", members, zipfile.ZIP_STORED)
     monkeypatch.setattr(match_files, "_MAX_TOTAL_BYTES", 100)
@@ -190,7 +190,7 @@ def test_what_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
         names_of(str(tmp_path / "long.json"))
 
 
-def test_an_archive_that_lies_about_sizes_is_found_out(tmp_path: Path) -> None:
+def test_an_archive_with_false_sizes_is_refused(tmp_path: Path) -> None:
     path = Path(write_zip(tmp_path / "lie.zip", {"1.json": b"{}" + b" " * 98}, zipfile.ZIP_STORED))
     data = path.read_bytes()
     directory = data.rindex(b"PK\x01\x02")
@@ -200,7 +200,7 @@ def test_an_archive_that_lies_about_sizes_is_found_out(tmp_path: Path) -> None:
         names_of(str(path))
 
 
-def test_damage_is_told(tmp_path: Path) -> None:
+def test_a_damaged_archive_is_refused(tmp_path: Path) -> None:
     path = Path(write_zip(tmp_path / "a.zip", {"1.json": json.dumps(CONTENT).encode()}))
     data = bytearray(path.read_bytes())
     data[200] ^= 0xFF
@@ -212,7 +212,7 @@ def test_damage_is_told(tmp_path: Path) -> None:
         names_of(str(path))
 
 
-def test_what_is_empty_or_not_there_is_told(tmp_path: Path) -> None:
+def test_empty_and_missing_data_is_refused(tmp_path: Path) -> None:
     empty = write_zip(tmp_path / "empty.zip", {"README.txt": b""})
     with pytest.raises(UserError, match=r"empty\.zip: no \.json file in this archive"):
         names_of(empty)
@@ -231,7 +231,7 @@ def test_what_is_empty_or_not_there_is_told(tmp_path: Path) -> None:
         read_matches(str(tmp_path / "1.json"))
 
 
-def test_one_match_under_two_names_of_the_archive_is_told(tmp_path: Path) -> None:
+def test_the_same_match_under_two_names_is_refused(tmp_path: Path) -> None:
     text = json.dumps(CONTENT).encode()
     path = write_zip(tmp_path / "a.zip", {"a/1.json": text, "b/1.json": text})
     with pytest.raises(UserError, match="the match 1 occurs twice"):

@@ -1,4 +1,4 @@
-"""Graphs and network: no ball hears of its own outcome or of a later one; losses are counted by ball."""
+"""Graphs and network: no ball sees its own outcome or a later one; losses are counted by ball."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ MEMORY = 5
 
 
 def network(dropout: float = 0.0, identity_dropout: float = 0.0) -> CricketNet:
-    """Not as it begins, when it is the table: every weight does something."""
+    """Return a network in which every weight matters; at its start it only repeats the table."""
     torch.manual_seed(0)
     log_table = torch.from_numpy(LEAGUE.table.probabilities).log().float()
     net = CricketNet(log_table, Sizes(LEAGUE.num_players, MEMORY, 16, 4, 2, 2), dropout, identity_dropout)
@@ -47,7 +47,7 @@ def test_each_ball_is_paired_with_those_just_before_it() -> None:
 
 @pytest.mark.parametrize("place", [0, 1, 30, 90])
 def test_predictions_do_not_change_by_one_bit_when_the_future_does(place: int) -> None:
-    """From ball `place` on, every outcome is another: what is said of the balls up to and with it stays."""
+    """Every outcome from ball `place` on changes; the predictions up to and including that ball stay the same."""
     match = MATCHES[-1]
     balls = list(match.innings[0].deliveries)
     for number in range(place, len(balls)):
@@ -67,7 +67,7 @@ def test_predictions_do_not_change_by_one_bit_when_the_future_does(place: int) -
     assert differs[place + 1 :].all()
 
 
-def test_an_earlier_result_is_heard_through_the_edges_alone() -> None:
+def test_earlier_outcomes_arrive_only_along_the_edges() -> None:
     record = LEAGUE.test[0]
     net = network()
     results = record.results.clone()
@@ -79,7 +79,7 @@ def test_an_earlier_result_is_heard_through_the_edges_alone() -> None:
     assert differs == list(range(21, 21 + 2 * MEMORY))  # two blocks pass it on twice
 
 
-def test_innings_in_one_batch_do_not_hear_of_each_other() -> None:
+def test_innings_in_one_batch_do_not_affect_each_other() -> None:
     net = network()
     graphs = [innings_graph(record, MEMORY) for record in LEAGUE.test[:3]]
     apart = torch.cat([net(collate_graphs([each])) for each in graphs])
@@ -136,7 +136,7 @@ def test_losses_are_sums_over_balls_whatever_the_innings_lengths() -> None:
     torch.testing.assert_close(metrics["log_loss"][0].float(), total)  # type: ignore[index]
 
 
-def test_members_learn_apart_and_are_averaged() -> None:
+def test_ensemble_members_learn_separately_and_are_averaged() -> None:
     recipe = Cricket(config("data.matches=8", "model.members=2"))
     one, two = network(), network()
     with torch.no_grad():
@@ -177,6 +177,6 @@ def test_every_innings_is_one_graph() -> None:
     assert [len(graphs[number]["ball"].y) for number in range(12)] == [len(each.outcomes) for each in LEAGUE.train]
 
 
-def test_heads_that_do_not_share_the_width_are_told() -> None:
+def test_a_width_that_the_heads_do_not_divide_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"model.heads: expected a divisor of width=64, got 5"):
         load_recipe("cricket", ["model.heads=5"])

@@ -1,4 +1,4 @@
-"""What is known before a ball, and of whom: the scoreboard, careers, the table model, and splits that do not leak."""
+"""What is known before a ball: the scoreboard, careers, the table model; and splits that do not leak."""
 
 from collections.abc import Iterable
 
@@ -34,7 +34,7 @@ def innings(balls: Iterable[Delivery], target: int | None = None) -> Innings:
 
 
 def with_other_outcomes(match: Match) -> Match:
-    """Every ball a six."""
+    """Return the match with a six from every ball."""
     changed = [
         each._replace(
             deliveries=tuple(
@@ -86,7 +86,7 @@ def test_a_free_hit_lasts_until_a_legal_ball() -> None:
     assert not without[:, free_hit].any()
 
 
-def test_a_chase_is_seen() -> None:
+def test_the_features_include_the_target_of_a_chase() -> None:
     balls = [ball(runs=4), ball(runs=1)]
     assert (
         (describe_innings(innings(balls, 5), 1, 6).numbers != describe_innings(innings(balls, 200), 1, 6).numbers)
@@ -96,7 +96,7 @@ def test_a_chase_is_seen() -> None:
 
 
 @pytest.mark.parametrize("rule", ["match", "date"])
-def test_a_split_is_by_match_whole_and_the_same_for_ever(rule: str) -> None:
+def test_a_split_keeps_matches_whole_and_never_changes(rule: str) -> None:
     train, test = split_matches(MATCHES, rule, 0.25, "test")  # type: ignore[arg-type]
     names = [{match.name for match in part} for part in (train, test)]
     assert not names[0] & names[1]
@@ -115,7 +115,7 @@ def test_matches_of_one_day_stay_together() -> None:
     assert not {match.date for match in train} & {match.date for match in test}
 
 
-def test_too_few_matches_to_split_are_told() -> None:
+def test_too_few_matches_to_split_are_refused() -> None:
     with pytest.raises(UserError, match=r"data.split=date: 0 matches for training and 1 for the test"):
         split_matches(MATCHES[:1], "date", 0.2, "test")
 
@@ -147,7 +147,7 @@ def test_careers_are_of_earlier_days_and_earlier_innings_only() -> None:
     first, second = league.test[0], league.test[1]
     assert first.match == second.match
     place = next(number for number, match in enumerate(MATCHES) if match.name == first.match)
-    # The second innings, and all that comes later, made another: the first innings' players bring the same.
+    # If the second innings and everything later changes, the figures of the first innings' players stay the same.
     changed = [*MATCHES[:place], *(with_other_outcomes(match) for match in MATCHES[place:])]
     kept = changed[place].innings[1:]
     changed[place] = changed[place]._replace(innings=(MATCHES[place].innings[0], *kept))
@@ -161,7 +161,7 @@ def test_careers_are_of_earlier_days_and_earlier_innings_only() -> None:
     assert not any(record.figures.any() for record in make_league(same_day, "match", 0.25, "test").train)
 
 
-def test_a_hitter_is_known_by_his_career() -> None:
+def test_a_batters_career_shows_in_the_figures() -> None:
     mixed = innings([ball(runs=0), ball(runs=6)._replace(batter="hitter", bowler="y")] * 30)
     league = make_league([match._replace(innings=(mixed,)) for match in MATCHES], "date", 0.2, "test")
     figures, players = league.test[0].figures, league.test[0].players
@@ -170,7 +170,7 @@ def test_a_hitter_is_known_by_his_career() -> None:
     assert figures[players[0, 0], six] < -0.5
 
 
-def test_strangers_are_nobody_in_particular() -> None:
+def test_unknown_players_share_one_identity() -> None:
     league = make_league(MATCHES, "date", 0.25, "test")
     assert all(record.identities.min() >= 1 for record in league.train)
     stranger = MATCHES[-1].innings[0].deliveries[0].batter
@@ -209,7 +209,7 @@ def test_the_table_is_smoothed_counts_and_better_than_the_base_rate_where_cells_
     assert log_loss(table.probabilities, balls) < log_loss(base, balls) - 0.05
 
 
-def test_smoothing_is_what_serves_the_table_best() -> None:
+def test_smoothing_is_chosen_to_fit_the_table_best() -> None:
     same, other = (
         Balls(np.zeros(1000, np.int64), np.repeat(np.arange(2), counts)) for counts in ([500] * 2, [900, 100])
     )
@@ -236,14 +236,14 @@ def test_calibration_is_exact_for_what_is_known() -> None:
     assert drawn.float().std() > 0
 
 
-def test_losses_are_told_by_outcome() -> None:
+def test_losses_are_reported_by_outcome() -> None:
     part = LossByOutcome(torch.tensor([1.0, 3.0, 5.0]), torch.tensor([0, 0, WICKET]))
     found = part.result(part.value(torch.device("cpu")))
     assert (found[0], found[WICKET]) == (2, 5)
     assert np.isnan(found[1])
 
 
-def test_synthetic_matches_are_the_same_for_ever_and_marked() -> None:
+def test_synthetic_matches_never_change_and_are_marked() -> None:
     assert synthetic_matches(3) == MATCHES[:3]
     assert all("Synthetic" in match.venue and match.name.startswith("synthetic") for match in MATCHES)
     totals = [sum(each.total for each in match.innings[0].deliveries) for match in MATCHES]

@@ -70,11 +70,11 @@ def test_parameters_keep_the_gradients_they_had(model: Classifier) -> None:
         assert parameter.requires_grad
 
 
-def test_an_image_is_attacked_alike_in_any_company(model: Classifier) -> None:
+def test_an_attack_does_not_depend_on_the_rest_of_the_batch(model: Classifier) -> None:
     images = some_images()
     torch.testing.assert_close(disguise(model, images, CLIMB)[:2], disguise(model, images[:2], CLIMB))
 
 
-def test_where_there_is_no_slope_nothing_breaks() -> None:
+def test_a_zero_gradient_leaves_the_images_unchanged() -> None:
     images = some_images()
     assert torch.equal(CLIMB.maximize(lambda points: 0 * points.sum((1, 2, 3)), images), images)

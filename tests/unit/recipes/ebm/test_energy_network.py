@@ -1,4 +1,4 @@
-"""The ebm recipe's network: for images of any usual size, and with nothing in it that one could change for others."""
+"""The ebm recipe's network: images of any usual size, and no image affects another's scores."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ def test_scores_for_images_of_any_size_and_every_parameter_learns(channels: int,
     scores = model(images)
     assert scores.shape == (3, 5)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for _ in range(2):  # blocks begin as if they were not there: what is before their last layer learns from then on
+    for _ in range(2):  # blocks start as the identity: only their last layers have gradients in the first step
         optimizer.zero_grad()
         model(images).square().sum().backward()
         optimizer.step()
@@ -22,7 +22,7 @@ def test_scores_for_images_of_any_size_and_every_parameter_learns(channels: int,
     assert still == []
 
 
-def test_an_image_is_judged_alone() -> None:
+def test_the_scores_of_an_image_do_not_depend_on_the_batch() -> None:
     model = Classifier(1, 8, 5, 4, 1)
     assert list(model.buffers()) == []
     images = torch.rand(4, 1, 8, 8)

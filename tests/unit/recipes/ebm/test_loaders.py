@@ -1,4 +1,4 @@
-"""The ebm recipe's data: families of outsiders, pairs, and loaders that share both out."""
+"""The ebm recipe's data: families of outsiders, pairs, and loaders that distribute both over the ranks."""
 
 import re
 import struct
@@ -69,7 +69,7 @@ def test_families_take_turns() -> None:
     assert [round(made[index].item(), 1) for index in range(len(made))] == [0.1, 0.9, 0.1, 0.9, 0.1]
 
 
-def test_the_test_knows_families_that_training_does_not() -> None:
+def test_the_test_set_has_families_that_training_does_not() -> None:
     assert not set(TRAINED) & set(UNSEEN)
     assert not set(TRAINED.values()) & set(UNSEEN.values())
 
@@ -93,14 +93,14 @@ def test_cut_ups_have_an_originals_pixels_in_another_order_and_blends_two_classe
 
 
 def epoch_of(loader: LaneLoader, epoch: int) -> list[list[Tensor]]:
-    """What this rank's lanes get in an epoch."""
+    """Return what this rank's lanes get in an epoch."""
     numbers = range(epoch * len(loader), (epoch + 1) * len(loader))
     batches = loader.batches(numbers.start, numbers.stop)
     return [lane.data for batch in batches for lane in batch.lanes if lane.size]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_each_training_image_comes_once_an_epoch_whoever_shares_them(size: int) -> None:
+def test_each_training_image_comes_once_an_epoch_on_any_number_of_ranks(size: int) -> None:
     orders = []
     for epoch in range(2):
         seen: list[int] = []
@@ -150,7 +150,7 @@ def test_training_images_are_shifted_and_mirrored_if_asked() -> None:
     assert sum(any(torch.equal(image, original) for original in originals) for image in images) < 10
 
 
-def test_the_test_sets_each_image_against_every_unseen_family() -> None:
+def test_the_test_pairs_each_image_with_every_unseen_family() -> None:
     for sources in (some_sources(), some_sources(outsiders=True)):
         test = EvaluationImages(sources)
         image, label, known, unseen = test[4]
@@ -184,7 +184,7 @@ def test_the_loop_in_the_readme_runs_through_an_epoch() -> None:
     assert len(names["images"]) == len(names["labels"]) > 0
 
 
-def test_outsiders_of_ones_own_must_be_of_the_datas_shape(tmp_path: Path) -> None:
+def test_custom_outsiders_must_have_the_shape_of_the_data(tmp_path: Path) -> None:
     right, wrong = write_idx(tmp_path / "right", 8), write_idx(tmp_path / "wrong", 9)
     assert len(EvaluationImages(open_sources(right, right))) == 5
     with pytest.raises(UserError, match=r"data.out_path=.*wrong: images of 1 × 9 × 9, but .*right are of 1 × 8 × 8"):

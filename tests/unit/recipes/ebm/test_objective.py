@@ -1,4 +1,4 @@
-"""The ebm recipe's loss, its curriculum, and what it is judged by."""
+"""The ebm recipe's loss, its curriculum and its metrics."""
 
 from math import nan
 from types import SimpleNamespace
@@ -72,7 +72,7 @@ def test_r1_is_half_the_squared_slope_and_reaches_the_parameters() -> None:
 
 
 @pytest.mark.parametrize("parallel", ["fsdp", "{shard: 2}"])
-def test_r1_is_refused_where_the_model_is_cut_up(parallel: str) -> None:
+def test_r1_is_refused_if_the_model_is_sharded(parallel: str) -> None:
     ebm, config = load_recipe("ebm", [f"parallel={parallel}", "determinism=fast"])
     with pytest.raises(
         UserError, match=r"weights.r1=0.1 needs second derivatives.*: set weights.r1=0, or parallel=zero"
@@ -109,14 +109,14 @@ def test_terms_are_sums_over_images() -> None:
 
 
 class Log:
-    """What a curriculum says to a trainer's run."""
+    """The part of a trainer's run that a curriculum logs to."""
 
     def __init__(self) -> None:
         self.said: list[dict[str, Any]] = []
         self.run = SimpleNamespace(log=lambda **values: self.said.append(values))
 
 
-def test_the_curriculum_grows_where_the_goal_is_met_up_to_its_end_and_goes_on_from_what_was_saved() -> None:
+def test_the_curriculum_grows_when_the_goal_is_met_up_to_its_end_and_resumes() -> None:
     trainer: Any = Log()
     curriculum = Curriculum(first=2, last=4, goal=0.9)
     seen = []
@@ -131,33 +131,33 @@ def test_the_curriculum_grows_where_the_goal_is_met_up_to_its_end_and_goes_on_fr
     assert resumed.steps == 4
 
 
-def test_a_curriculum_that_ends_before_it_begins_is_told() -> None:
+def test_a_curriculum_that_ends_before_it_begins_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"curriculum.last: expected first=5 or more"):
         load_recipe("ebm", ["curriculum.first=5", "curriculum.last=4"])
 
 
 class Brightness(nn.Module):
-    """Knows dark images from bright ones, and classes by their first pixel."""
+    """Tells dark images from bright ones, and classes by their first pixel."""
 
     def forward(self, images: Tensor) -> Tensor:
         is_second = images[:, 0, 0, :1] > 0.25
         return torch.cat([~is_second, is_second], 1) * 4.0 - 20 * images.mean((1, 2, 3))[:, None]
 
 
-def test_what_is_judged() -> None:
+def test_the_metrics_of_a_classifier_of_bright_and_dark_images() -> None:
     images = torch.zeros(6, 1, 8, 8)
     images[3:, 0, 0, 0] = 0.5
     labels = torch.tensor([0, 0, 0, 1, 1, 0])
     unseen = torch.stack([torch.full((6, 1, 8, 8), 0.9), torch.zeros(6, 1, 8, 8)], 1)  # bright, and like the data
-    tally = MetricAggregator(torch.device("cpu"))
+    aggregator = MetricAggregator(torch.device("cpu"))
     weak = GradientAscent(radius=1e-3, rate=1e-3, steps=1)
     with torch.no_grad():
         for number, part in enumerate((slice(0, 4), slice(4, 6))):
             batch = [x[part] for x in (images, labels, unseen[:, 0], unseen)]
-            tally.add(
+            aggregator.add(
                 number, robustness_metrics(Brightness(), batch, ("bright", "dark"), EvaluationAttacks(weak, weak, weak))
             )
-    results = tally.results()
+    results = aggregator.results()
     assert next(iter(results)) == "accuracy"
     assert results["accuracy"] == results["robust_accuracy"] == pytest.approx(5 / 6)
     assert (results["auroc/bright"], results[CRITERION]) == (1, 1)

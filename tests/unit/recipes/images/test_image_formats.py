@@ -208,7 +208,7 @@ PACKED_DAMAGE: dict[str, tuple[Damage, str]] = {
 
 
 @pytest.mark.parametrize("case", PACKED_DAMAGE)
-def test_damaged_packed_files_are_told(case: str, tmp_path: Path) -> None:
+def test_damaged_packed_files_are_refused(case: str, tmp_path: Path) -> None:
     damage, expected = PACKED_DAMAGE[case]
     file = write_idx(tmp_path, packed=True) / "train-images-idx3-ubyte.gz"
     damage(file)
@@ -216,7 +216,7 @@ def test_damaged_packed_files_are_told(case: str, tmp_path: Path) -> None:
         load_images(str(tmp_path))
 
 
-def test_a_bomb_is_unpacked_no_further_than_its_header_announces(
+def test_a_zip_bomb_is_unpacked_no_further_than_its_header_announces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = write_idx(tmp_path, packed=True) / "train-images-idx3-ubyte.gz"
@@ -235,7 +235,7 @@ def test_a_bomb_is_unpacked_no_further_than_its_header_announces(
     assert sum(unpacked) == 16 + 40 * 12 * 12 + 1
 
 
-def test_no_more_is_read_than_allowed_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_is_read_than_the_limit_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert image_formats.MAX_BYTES == 2**30
     folder = write_cifar(tmp_path / "cifar")
     monkeypatch.setattr(image_formats, "MAX_BYTES", 30 * RECORD)
@@ -246,7 +246,7 @@ def test_no_more_is_read_than_allowed_for(tmp_path: Path, monkeypatch: pytest.Mo
         load_images(str(write_idx(tmp_path / "idx")))
 
 
-def test_a_folder_without_known_files_is_told_what_is_known(tmp_path: Path) -> None:
+def test_a_folder_without_known_files_is_an_error_that_lists_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"data.path=.*no images in a known format: .*data_batch_\*.bin.*found nothing"):
         load_images(str(tmp_path))
     for name in ("a.jpg", "b\x1b.jpg", "c", "d", "e", "f"):
@@ -269,7 +269,7 @@ def test_without_scikit_learn_the_extra_is_named(monkeypatch: pytest.MonkeyPatch
         load_images(None)
 
 
-def test_a_test_file_alone_is_nothing_to_train_on(tmp_path: Path) -> None:
+def test_a_test_file_without_a_training_file_is_refused(tmp_path: Path) -> None:
     write_cifar(tmp_path)
     for number in (1, 2):
         (tmp_path / f"data_batch_{number}.bin").unlink()
@@ -277,7 +277,7 @@ def test_a_test_file_alone_is_nothing_to_train_on(tmp_path: Path) -> None:
         load_images(str(tmp_path))
 
 
-def test_a_home_that_nobody_has_is_told() -> None:
+def test_an_unknown_home_folder_is_refused() -> None:
     with pytest.raises(UserError, match=r"data.path=~nobody-of-that-name/images: cannot be read: Could not determine"):
         load_images("~nobody-of-that-name/images")
 

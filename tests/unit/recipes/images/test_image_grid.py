@@ -1,4 +1,4 @@
-"""Many images as one."""
+"""Many images arranged in one."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from lockstep.recipes.images.image_grid import draw_guesses, mosaic
 from lockstep.recipes.images.image_splits import Images
 
 
-def test_images_stand_in_rows_with_a_white_line_between_them() -> None:
+def test_images_are_placed_in_rows_with_white_lines_between_them() -> None:
     images = torch.arange(5).view(5, 1, 1, 1) / 10 * torch.ones(5, 3, 64, 64)
     made = mosaic(images, columns=3)
     assert made.shape == (3, 2 * 64 + 1, 3 * 64 + 2)
@@ -28,7 +28,7 @@ def test_small_images_are_enlarged_by_whole_factors(side: int, shown: int) -> No
     assert torch.equal(made[:, :: shown // side, :: shown // side], image[0])
 
 
-def test_values_outside_are_cut_off_and_the_model_is_not_held_on_to() -> None:
+def test_values_are_clipped_and_detached_from_the_model() -> None:
     images = torch.tensor([-1.0, 0.5, 2.0], requires_grad=True).view(3, 1, 1, 1).bfloat16()
     made = mosaic(images, columns=3)
     assert not made.requires_grad
@@ -36,7 +36,7 @@ def test_values_outside_are_cut_off_and_the_model_is_not_held_on_to() -> None:
 
 
 class Fixed(nn.Module):
-    """Takes an image for the class that its first pixel says."""
+    """Predicts the class that an image's first pixel names."""
 
     def forward(self, pixels: Tensor) -> Tensor:
         assert not self.training

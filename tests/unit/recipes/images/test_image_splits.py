@@ -11,12 +11,12 @@ from lockstep.recipes.images.image_splits import Augmented, Images
 
 
 def coloured(count: int = 6, side: int = 5) -> Images:
-    """No two pixels alike, none black."""
+    """Return images without equal pixels, and none of them black."""
     pixels = (torch.arange(count * side * side) % 255 + 1).to(torch.uint8).view(count, 1, side, side)
     return Images(pixels, torch.arange(count))
 
 
-def test_every_window_and_its_mirror_comes_and_nothing_else() -> None:
+def test_every_shift_and_its_mirror_image_occurs_and_nothing_else() -> None:
     images = coloured(count=1, side=3)
     dataset = Augmented(images, padding=1, flip=True)
     padded = torch.nn.functional.pad(images.pixels[0, 0], [1] * 4)
@@ -28,7 +28,7 @@ def test_every_window_and_its_mirror_comes_and_nothing_else() -> None:
     assert len(expected) == 18
 
 
-def test_without_shift_and_mirror_images_are_as_they_were() -> None:
+def test_without_padding_and_flip_images_are_unchanged() -> None:
     images = coloured()
     dataset = Augmented(images, padding=0, flip=False)
     assert len(dataset) == 6
@@ -47,6 +47,6 @@ def test_a_sample_does_not_depend_on_those_fetched_with_it() -> None:
     assert not torch.equal(together, later)
 
 
-def test_a_shift_out_of_sight_is_refused() -> None:
+def test_a_shift_out_of_view_is_refused() -> None:
     with pytest.raises(UserError, match=r"data.padding=5: images of 5 × 5 pixels would be shifted out of view"):
         Augmented(coloured(side=5), padding=5, flip=False)

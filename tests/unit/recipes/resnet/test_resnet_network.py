@@ -99,6 +99,6 @@ def test_loss_and_metrics_are_sums_over_images() -> None:
     assert "top5" not in recipe.metrics(few, (pixels.float(), labels.clamp_max(8)))
 
 
-def test_a_variant_that_is_not_there_is_told() -> None:
+def test_an_unknown_variant_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"model.variant: .*cifar18"):
         load_recipe("resnet", ["model.variant=resnet51"])

@@ -1,4 +1,4 @@
-"""The vae recipe's model: shapes, what an image and its code cost, what is drawn."""
+"""The vae recipe's model: shapes, the cost of an image and its code, what is drawn."""
 
 from math import log
 
@@ -49,7 +49,7 @@ def test_bytes_and_floats_are_the_same_images() -> None:
     assert outputs[0] == outputs[1]
 
 
-def test_no_image_sees_another() -> None:
+def test_no_image_affects_another() -> None:
     model = small_model()
     images = torch.rand(3, 1, 8, 8)
     alone = torch.cat([model.encode(image[None]).mean for image in images])

@@ -51,12 +51,12 @@ def test_the_loss_is_a_sum_over_images_with_beta_and_metrics_are_without() -> No
     torch.testing.assert_close(bits, nats / log(2))
 
 
-def test_bits_are_told_only_where_stored_values_are_modelled() -> None:
+def test_bits_are_reported_only_where_stored_values_are_modelled() -> None:
     recipe, config = made("model.likelihood=bernoulli")
     assert "bits_per_value" not in recipe.metrics(recipe.model(config), batch_of(recipe, config, 2))
 
 
-def test_sizes_that_do_not_fit_are_told() -> None:
+def test_sizes_that_do_not_fit_are_refused() -> None:
     recipe, config = made("model.image=[3, 32, 32]")
     with pytest.raises(UserError, match=r"model.image=3 × 32 × 32, but the images are 1 × 8 × 8: omit it"):
         recipe.data(config)

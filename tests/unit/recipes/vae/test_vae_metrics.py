@@ -1,4 +1,4 @@
-"""How the vae recipe judges a model: active units, likeness to real images; and how beta rises."""
+"""The vae recipe's metrics: active units and likeness to real images; and how beta rises."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,14 +16,14 @@ def test_units_are_active_whose_means_differ_from_image_to_image() -> None:
     torch.manual_seed(0)
     means = torch.randn(90, 3) * torch.tensor([1.0, 0.05, 0.5]) + torch.tensor([0.0, 40.0, -3.0])
     for sizes in ([90], [1, 50, 39]):
-        tally = MetricAggregator(torch.device("cpu"))
+        aggregator = MetricAggregator(torch.device("cpu"))
         for chunk, part in enumerate(means.split(sizes)):
-            tally.add(chunk, {"active_units": ActiveUnits(part)})
-        assert tally.results() == {"active_units": 2.0}
+            aggregator.add(chunk, {"active_units": ActiveUnits(part)})
+        assert aggregator.results() == {"active_units": 2.0}
 
 
 def real_images(seed: int, count: int) -> torch.Tensor:
-    """Every image has one grey value all over, any from 0 to 1: what could be more regular?"""
+    """Return images that are one grey value from 0 to 1 all over, a very regular data set."""
     return torch.rand(count, 1, 1, 1, generator=stream(seed, "greys")).expand(count, 1, 4, 4)
 
 
@@ -50,7 +50,7 @@ def test_likeness_takes_as_many_drawn_images_as_there_are_test_images() -> None:
     assert few == many
 
 
-def test_beta_rises_with_the_step_and_with_nothing_else() -> None:
+def test_beta_rises_with_the_step_alone() -> None:
     warmup = BetaWarmup(beta=2.0, steps=3)
     assert [warmup.after(step) for step in range(5)] == [0.5, 1.0, 1.5, 2.0, 2.0]
     assert warmup.beta == 2.0, "outside of a training, where it ends"
@@ -62,7 +62,7 @@ def test_beta_rises_with_the_step_and_with_nothing_else() -> None:
     assert warmup.state_dict() == {}
 
 
-def test_without_a_rise_beta_is_what_it_is() -> None:
+def test_without_a_warm_up_beta_is_constant() -> None:
     warmup = BetaWarmup(beta=0.7, steps=0)
     warmup.on_start(cast(Any, SimpleNamespace(step=0)))
     assert warmup.beta == 0.7

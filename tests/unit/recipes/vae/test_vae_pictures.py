@@ -1,4 +1,4 @@
-"""The vae recipe's pictures: what stands where in them."""
+"""The vae recipe's pictures: which image is where."""
 
 import torch
 
@@ -14,7 +14,7 @@ def small_model() -> Autoencoder:
 
 
 def tiles(picture: torch.Tensor, rows: int) -> torch.Tensor:
-    """The images in a picture of ten columns, without the frames, as (rows, columns, 1, 8, 8)."""
+    """Return the images in a picture of ten columns, without the frames, as (rows, columns, 1, 8, 8)."""
     side = (picture.shape[2] + 1) // 10  # with the line after it
     factor = (side - 1) // 10
     found = [
@@ -26,7 +26,7 @@ def tiles(picture: torch.Tensor, rows: int) -> torch.Tensor:
 
 
 @torch.no_grad()
-def test_each_original_stands_over_its_reconstruction() -> None:
+def test_each_original_is_above_its_reconstruction() -> None:
     model = small_model()
     images = torch.randint(0, 256, (40, 1, 8, 8), dtype=torch.uint8)
     shown = tiles(vae_pictures.reconstructions(model, images), rows=6)
@@ -36,7 +36,7 @@ def test_each_original_stands_over_its_reconstruction() -> None:
 
 
 @torch.no_grad()
-def test_a_walk_leads_from_one_image_to_another() -> None:
+def test_an_interpolation_leads_from_one_image_to_another() -> None:
     model = small_model()
     images = torch.rand(20, 1, 8, 8)
     shown = tiles(vae_pictures.walks(model, images), rows=6)

@@ -48,7 +48,7 @@ def test_larger_endplates_bring_downforce_as_long_as_they_cover_the_wing() -> No
 
 
 def test_a_flat_plate_has_a_flat_plates_friction() -> None:
-    """A very thin section along the stream, both sides wet: Prandtl's power law, which Buri's method contains."""
+    """A very thin section along the stream, wet on both sides: Prandtl's power law, which Buri's method contains."""
     points = upright(section(0, 0.4, 0.01), 0.0, 120)
     air = Air()
     even = torch.ones(1, 1, 121, dtype=torch.float64)
@@ -69,7 +69,7 @@ def test_a_layer_comes_off_where_buris_number_says(fall: float) -> None:
 
 
 def test_the_layer_starts_where_the_flow_parts_also_within_a_panel() -> None:
-    """A hexagon of which the flow parts at a corner: both sides are alike."""
+    """The flow divides at a corner of a hexagon: both sides are the same."""
     turn = torch.arange(7, dtype=torch.float64) * -math.pi / 3
     points = torch.stack([turn.cos(), turn.sin()], dim=1).reshape(1, 1, 7, 2)  # of sides 1
 

@@ -66,9 +66,13 @@ def test_angles_are_of_the_chords_and_the_flaps_comes_on_top() -> None:
         assert math.degrees(math.atan2(up, along)) == pytest.approx(degrees)
 
 
-def test_the_main_element_is_thickest_where_its_gene_says() -> None:
-    early, late = (shape_of(main_thickest=at, main_angle=0.0).points[0, 0, :, 1] for at in (0.3, 0.5))
-    assert not torch.allclose(early, late, atol=1e-3)
+@pytest.mark.parametrize("place", THICKEST_AT)
+def test_the_main_element_is_thickest_where_its_gene_says(place: float) -> None:
+    main = shape_of(main_thickest=place, main_angle=0.0).points[0, 0]
+    nose, trailing_edge = main[20], main[0]
+    thickest = (main[:20] - main[21:].flip(0)).norm(dim=1).argmax()  # of the pairs of points above and below the chord
+    along = (main[:20] + main[21:].flip(0))[thickest, 0] / 2
+    assert ((along - nose[0]) / (trailing_edge[0] - nose[0])).item() == pytest.approx(place, abs=0.05)
 
 
 def test_the_clearance_is_from_the_sides_not_from_the_corners() -> None:

@@ -24,7 +24,7 @@ def downforce(form: AirfoilSection, degrees: float, height: float, num_panels: i
 
 
 def lift_slope(form: AirfoilSection, num_panels: int) -> float:
-    """Per radian."""
+    """Return the lift slope per radian."""
     return (lift(form, 2, num_panels) - lift(form, -2, num_panels)) / math.radians(4)
 
 

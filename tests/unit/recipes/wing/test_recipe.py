@@ -80,7 +80,7 @@ def test_a_front_is_of_legal_designs_with_more_for_less() -> None:
     assert front_rows(downforce, drag, is_legal).tolist() == [2, 0]
 
 
-def test_who_breaks_rules_is_drawn_as_one_who_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_designs_that_break_rules_are_drawn_as_such(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     drawn: list[torch.Tensor] = []
     monkeypatch.setattr(wing_pictures, "draw_front", lambda *given: drawn.append(given[2]))
     archive = DesignArchive(Assessor().genome, 1)

@@ -20,7 +20,7 @@ def section(camber: float, camber_at: float, thickness: float, thickest: int = 0
 
 
 def upright(form: AirfoilSection, degrees: float, num_panels: int, *, height: float = 0.0) -> Tensor:
-    """A section of chord 1 the right way up, nose up by an angle, its nose at a height: (1, 1, points, 2)."""
+    """Return a section of chord 1, upright, nose up by an angle, its nose at a height: (1, 1, points, 2)."""
     angle = math.radians(degrees)
     x, y = outline(form, num_panels).flip(1).unbind(-1)
     turned = torch.stack(
@@ -30,11 +30,11 @@ def upright(form: AirfoilSection, degrees: float, num_panels: int, *, height: fl
 
 
 def upside_down(form: AirfoilSection, degrees: float, num_panels: int, *, height: float) -> Tensor:
-    """The mirror image of it, its nose at a height over the ground."""
+    """Return its mirror image, its nose at a height over the ground."""
     mirrored = upright(form, degrees, num_panels) * torch.tensor([1.0, -1.0], dtype=torch.float64)
     return mirrored.flip(2) + torch.tensor([0.0, height], dtype=torch.float64)
 
 
 def design(**changes: Any) -> Tensor:
-    """The base design with other genes, as a population of one."""
+    """Return the base design with other genes, as a population of one."""
     return Assessor().genome.row({**BASE, **changes}).unsqueeze(0)

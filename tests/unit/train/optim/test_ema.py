@@ -70,7 +70,7 @@ def test_half_precision_is_averaged_in_fp32() -> None:
         assert model.weight.dtype == torch.bfloat16
 
 
-def test_its_state_comes_back() -> None:
+def test_its_state_is_restored() -> None:
     model = nn.Linear(2, 2)
     average = ExponentialMovingAverage(model)
     walk(model)
@@ -82,7 +82,7 @@ def test_its_state_comes_back() -> None:
 
 
 @pytest.mark.parametrize("decay", [1.0, -0.1, float("nan")])
-def test_a_decay_that_averages_nothing_is_refused(decay: float) -> None:
+def test_an_impossible_decay_is_refused(decay: float) -> None:
     with pytest.raises(UserError, match="decay="):
         ExponentialMovingAverage(nn.Linear(1, 1), decay)
 

@@ -35,7 +35,7 @@ def rates(optimizer: Optimizer) -> list[float]:
 
 
 def torchs_rates(make: MakeScheduler) -> Iterator[list[float]]:
-    """The rates that each update sees, driven as torch's manual says."""
+    """Yield the rates that each update sees, with the scheduler used as torch's documentation says."""
     optimizer = optimizer_of_two_groups()
     scheduler = make(optimizer)
     while True:
@@ -154,11 +154,11 @@ def test_it_is_a_pure_function(schedule: Schedule, total: int, random: Random) -
     run = RunLength(total_steps=total)
     factor = schedule.bind(run)
     in_order = {completed: factor(completed) for completed in range(total)}
-    anyhow = list(in_order) * 2
-    random.shuffle(anyhow)
-    assert all(factor(completed) == in_order[completed] for completed in anyhow)
+    shuffled = list(in_order) * 2
+    random.shuffle(shuffled)
+    assert all(factor(completed) == in_order[completed] for completed in shuffled)
     resumed = schedule.bind(run)
-    assert all(resumed(completed) == in_order[completed] for completed in anyhow)
+    assert all(resumed(completed) == in_order[completed] for completed in shuffled)
 
 
 @settings(max_examples=100, deadline=None)
@@ -297,7 +297,7 @@ def test_every_setting_of_the_config_arrives() -> None:
     assert build_schedule(ScheduleConfig()) == Schedule.constant()
 
 
-def test_a_loop_of_ones_own_needs_no_pydantic() -> None:
+def test_a_custom_loop_needs_no_pydantic() -> None:
     code = """
 import sys
 sys.modules["pydantic"] = sys.modules["yaml"] = None   # as if they were not installed

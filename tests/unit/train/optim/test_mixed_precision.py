@@ -46,7 +46,7 @@ def test_it_can_shrink_down_to_one() -> None:
     assert not scaler.can_shrink
 
 
-def test_its_state_comes_back() -> None:
+def test_its_state_is_restored() -> None:
     scaler, other = LossScaler(4, CPU), LossScaler(4, CPU)
     scaler.shrink()
     scaler.grow()
@@ -58,7 +58,7 @@ def test_its_state_comes_back() -> None:
     )
 
 
-def test_the_contexts_can_be_entered_again_and_again() -> None:
+def test_the_contexts_can_be_entered_repeatedly() -> None:
     half = MixedPrecision("bf16", CPU)
     layer, inputs = nn.Linear(2, 2), torch.ones(1, 2)
     for _ in range(2):
@@ -71,7 +71,7 @@ def test_the_contexts_can_be_entered_again_and_again() -> None:
 
 
 class Telling(nn.Module):
-    """Remembers the types it computed in; its backward pass is written in Python, which autocast would reach too."""
+    """Records the dtypes it computed in; its backward pass is written in Python, so autocast could affect it."""
 
     def __init__(self) -> None:
         super().__init__()

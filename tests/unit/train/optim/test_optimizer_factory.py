@@ -12,7 +12,7 @@ from lockstep.train.optim.optimizer_factory import GroupRule, build_optimizer, p
 
 
 class Net(nn.Module):
-    """Two of its names are one parameter, and a part of it is frozen."""
+    """Has two names for one parameter, and a frozen part."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ def test_rules_that_take_all_leave_no_empty_group() -> None:
     torch.optim.SGD(groups)
 
 
-def test_a_tied_parameter_comes_once_and_answers_to_any_of_its_names() -> None:
+def test_a_tied_parameter_occurs_once_and_matches_by_any_of_its_names() -> None:
     model = Net()
     groups = parameter_groups(model, [{"match": "head.*", "lr_factor": 0.1}], lr=1.0)
     assert named(model, groups)[0] == ["embed.weight", "head.bias"]
@@ -142,7 +142,7 @@ def test_every_setting_of_the_config_arrives(name: Any, kind: type, settings: di
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
 def test_the_configs_defaults_are_torchs(name: Any) -> None:
-    """So a config that says nothing trains as a plain call of the optimizer does."""
+    """So a config without settings trains as a plain call of the optimizer does."""
     kind: Any = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
     extra = {"momentum": 0.9} if name == "sgd" else {}
     ours = build_optimizer(nn.Linear(2, 2), OptimConfig(name=name), 64).param_groups[0]

@@ -1,4 +1,4 @@
-"""After the gradient, with several models: each update concerns its own."""
+"""Updates with several models: each update concerns only its own model."""
 
 from pathlib import Path
 
@@ -33,6 +33,7 @@ def test_an_average_follows_the_updates_of_its_own_model_alone() -> None:
         assert average.num_updates == step.number // 2
         assert first_steps.param_groups[0]["lr"] == 0.1 * step.number / 4
         assert second_steps.param_groups[0]["lr"] == 0.1
+    assert average.num_updates == 2
     run.close()
 
 
@@ -54,13 +55,15 @@ def test_evaluating_inside_a_lane_leaves_its_precision_alone() -> None:
     model = run.prepare(nn.Linear(2, 1))
     optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
     data = TensorDataset(torch.ones(8, 2))
-    for step in run.steps(run.loader(data, 2, lanes=1), steps=1, finish=False):
-        for batch in step.lanes:
-            run.evaluate(model, data, lambda model, batch: {"loss": loss(model, batch)})
-            assert torch.is_autocast_enabled("cpu")
-            step.backward(*loss(model, batch))
-        assert not torch.is_autocast_enabled("cpu")
-        step.update(optimizer)
+    step = next(iter(run.steps(run.loader(data, 2, lanes=1), steps=1, finish=False)))
+    autocast = []
+    for batch in step.lanes:
+        run.evaluate(model, data, lambda model, batch: {"loss": loss(model, batch)})
+        autocast.append(torch.is_autocast_enabled("cpu"))
+        step.backward(*loss(model, batch))
+    assert autocast == [True]
+    assert not torch.is_autocast_enabled("cpu")
+    step.update(optimizer)
     run.close()
 
 
@@ -77,7 +80,7 @@ def test_skips_that_do_not_come_in_a_row_may_be_many() -> None:
     run.close()
 
 
-def test_an_average_does_not_follow_an_update_of_another_model_whose_pass_was_over_all() -> None:
+def test_an_average_ignores_the_update_of_another_model_after_a_pass_over_both() -> None:
     run = Run(None, World())
     first, second = run.prepare(nn.Linear(2, 1)), run.prepare(nn.Linear(2, 1))
     optimizers = [run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1)) for model in (first, second)]
@@ -99,7 +102,7 @@ def spoiled(model: nn.Module, batch: list[Tensor]) -> tuple[Tensor, int]:
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("spoils", [(True, False), (False, True), (True, True)])
 def test_skipped_updates_of_two_models_with_batch_norm(spoils: tuple[bool, bool], together: bool, lanes: int) -> None:
-    """Both have their passes before the first update. What is skipped leaves its model as it was before the passes."""
+    """Both models have their passes before the first update. A skipped update leaves its model as before them."""
     run = Run(None, World(), on_nonfinite="skip", sinks=[])
     models = [run.prepare(nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))) for _ in range(2)]
     optimizers = [run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1)) for model in models]
@@ -166,14 +169,14 @@ def test_clipping_where_no_parameter_was_used(lanes: int) -> None:
     model = run.prepare(nn.Linear(2, 1))
     optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
     outside = torch.ones((), requires_grad=True)
-    for step in run.steps(run.loader(TensorDataset(torch.ones(8, 2)), 8, lanes=lanes), steps=1, finish=False):
-        step.accumulate(lambda _, batch: ((batch[0] * outside).sum(), 1), model)
-        step.update(optimizer)
-        assert step.norm == 0.0
+    step = next(iter(run.steps(run.loader(TensorDataset(torch.ones(8, 2)), 8, lanes=lanes), steps=1, finish=False)))
+    step.accumulate(lambda _, batch: ((batch[0] * outside).sum(), 1), model)
+    step.update(optimizer)
+    assert step.norm == 0.0
     run.close()
 
 
-def test_a_lane_that_was_left_takes_no_more_backward_passes() -> None:
+def test_a_backward_pass_after_its_lane_was_left_is_refused() -> None:
     run = Run(None, World())
     model = run.prepare(nn.Linear(2, 1))
     step = next(iter(run.steps(run.loader(TensorDataset(torch.ones(8, 2)), 8), steps=1, finish=False)))
@@ -185,7 +188,7 @@ def test_a_lane_that_was_left_takes_no_more_backward_passes() -> None:
     run.close(abandon=True)
 
 
-def test_rates_that_are_tensors_are_told_as_numbers_and_read_once(tmp_path: Path) -> None:
+def test_rates_that_are_tensors_are_logged_as_numbers_and_read_once(tmp_path: Path) -> None:
     run = Run(tmp_path / "a", World(), sinks=[])
     model = run.prepare(nn.Linear(2, 1))
     rate = torch.tensor(0.5)

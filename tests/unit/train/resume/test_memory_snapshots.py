@@ -1,4 +1,4 @@
-"""Snapshots in one process: a run that dies goes on from memory, and neither the answer nor the ledger shows it."""
+"""Snapshots in one process: a run that dies resumes from memory, with the same result and the same ledger."""
 
 import os
 import random
@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset, TensorDataset
 
@@ -29,6 +28,7 @@ from lockstep.train.resume.checkpoint_policy import CheckpointPolicy
 from lockstep.train.resume.progress import ConsumedSamples
 from lockstep.train.run import Run
 from lockstep.world.world import World
+from tests.classification import loss
 from tests.faults.disk_runs import fill, mounted
 
 STEPS = 11
@@ -45,12 +45,12 @@ DATA = {"indexed": INDEXED, "stream": Stream()}
 
 
 class Death(Exception):
-    """Stands for a kill: nothing is saved, waited for or removed after it."""
+    """Simulates a kill: nothing is saved, waited for or removed after it."""
 
 
 @pytest.fixture(autouse=True)
 def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Under an agent that restarts, with a snapshot after every step."""
+    """Run as under an agent that restarts, with a snapshot after every step; return the folder in memory."""
     folder = tmp_path / "memory"
     folder.mkdir()
     monkeypatch.setenv("LOCKSTEP_MEMORY", str(folder))
@@ -61,13 +61,8 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def loss(model: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, int]:
-    inputs, labels = batch
-    return F.cross_entropy(model(inputs), labels, reduction="sum"), len(labels)
-
-
 def train(folder: Path, die_in: int | None = None, stop_after: int | None = None, **options: Any) -> str:
-    """Its digest; before a step's body ends, all that was begun to be saved is."""
+    """Train and return the digest; every save has finished before the step's body ends."""
     checkpoints = options.get("checkpoints", CheckpointPolicy(DISK_EVERY))
     run = Run(folder, World(), seed=1, sinks=[])
     run.stop_after = stop_after
@@ -95,12 +90,12 @@ def die(folder: Path, in_step: int, **options: Any) -> None:
 
 
 def resumed(folder: Path) -> list[str | None]:
-    """What each attempt has gone on from, without the folders above."""
+    """Return what each attempt has resumed from, without the folders above."""
     starts = [event["resumed"] for event in read_jsonl(folder / "events.jsonl") if event["kind"] == "start"]
     return [None if path is None else "/".join(Path(path).parts[-2:]) for path in starts]
 
 
-def told(folder: Path) -> list[str]:
+def incident_texts(folder: Path) -> list[str]:
     return [event["text"] for event in read_jsonl(folder / "events.jsonl") if event["kind"] == "incident"]
 
 
@@ -111,7 +106,7 @@ def own(memory: Path, besides: str = "") -> Path:
 
 @pytest.fixture(scope="module")
 def digest(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What an undisturbed run without snapshots comes to."""
+    """Return the digests of undisturbed runs without snapshots."""
     place = tmp_path_factory.mktemp("undisturbed")
     return {kind: train(place / kind, data=kind, checkpoints=CheckpointPolicy(memory=False)) for kind in DATA}
 
@@ -127,7 +122,7 @@ def is_kept(step: int, start: int) -> bool:
 
 
 def newest_kept(start: int, die_in: int) -> int:
-    """The step that the next attempt resumes from."""
+    """Return the step that the next attempt resumes from."""
     return max([start, *(step for step in range(start + 1, die_in) if is_kept(step, start))])
 
 
@@ -152,7 +147,7 @@ def test_a_death_in_any_step_loses_nothing_that_was_kept(
     assert [line["step"] for line in read_ledger(folder / "ledger.jsonl")] == [4, 8, 11]
 
 
-def test_only_the_newest_stays_and_it_knows_its_past(tmp_path: Path, memory: Path) -> None:
+def test_only_the_newest_is_kept_with_its_history(tmp_path: Path, memory: Path) -> None:
     folder = tmp_path / "run"
     die(folder, 9, checkpoints=CheckpointPolicy(5))
     store = CheckpointStore(own(memory))
@@ -183,27 +178,27 @@ def test_a_snapshot_is_not_a_save(tmp_path: Path, memory: Path, digest: dict[str
     assert not audit_samples(folder).faults
 
 
-def test_none_is_taken_of_what_the_disk_has(tmp_path: Path, memory: Path) -> None:
+def test_no_snapshot_is_taken_of_a_step_that_is_on_disk(tmp_path: Path, memory: Path) -> None:
     die(tmp_path / "run", 8, checkpoints=CheckpointPolicy(5))
     assert CheckpointStore(own(memory)).steps() == [4], (
         "a request may come two steps late, and then the disk has just been told"
     )
 
 
-def test_what_it_cost_is_counted_and_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cost_is_counted_and_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[float] = []
     monkeypatch.setattr(memory_snapshots.Cadence, "count", lambda _self, cost_s, _began_at: counted.append(cost_s))
     die(tmp_path / "run", 8)
-    told = [event for event in read_jsonl(tmp_path / "run" / "ranks" / "0.jsonl") if event.get("in_memory")]
-    assert [event["step"] for event in told] == [2, 3]
-    for event in told:
+    events = [event for event in read_jsonl(tmp_path / "run" / "ranks" / "0.jsonl") if event.get("in_memory")]
+    assert [event["step"] for event in events] == [2, 3]
+    for event in events:
         assert event["stall_s"] > 0
         assert event["write_s"] > 0
         assert counted.pop(0) == pytest.approx(event["stall_s"] + event["write_s"], abs=2e-4)
         assert event["num_bytes"] > 2 * 15 * 4, "weights and momentum"
 
 
-def test_a_later_loop_of_the_same_script_is_gone_on_with(tmp_path: Path, memory: Path) -> None:
+def test_a_later_loop_of_the_same_script_is_resumed(tmp_path: Path, memory: Path) -> None:
     def script(folder: Path, die_in: int | None = None) -> str:
         run = Run(folder, World(), seed=1, sinks=[])
         model = run.prepare(nn.Linear(4, 3))
@@ -230,7 +225,7 @@ def test_a_later_loop_of_the_same_script_is_gone_on_with(tmp_path: Path, memory:
     assert not audit_samples(tmp_path / "run").faults
 
 
-def test_what_was_consumed_is_told_as_it_was_then() -> None:
+def test_consumed_samples_are_returned_as_they_were_at_the_time() -> None:
     consumption = ConsumedSamples()
     loader = LaneLoader(INDEXED, 16, World(), lanes=4)
     batches = loader.batches(0)
@@ -245,7 +240,7 @@ def test_what_was_consumed_is_told_as_it_was_then() -> None:
     assert [span["batches"] for span in again.begin_commit()] == [[0, 1], [1, 2]]
 
 
-def test_any_run_clears_away_what_another_has_left(
+def test_any_run_removes_the_snapshots_of_a_deleted_run(
     tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     die(tmp_path / "run", 8)
@@ -274,7 +269,7 @@ def test_a_process_without_an_agent_uses_it_and_makes_none(
 
 
 @pytest.mark.parametrize("why", ["no agent restarts", "not wanted", "no memory"])
-def test_none_is_made_where_there_is_no_use(
+def test_no_snapshot_is_taken_where_none_helps(
     tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     if why == "no agent restarts":
@@ -283,7 +278,7 @@ def test_none_is_made_where_there_is_no_use(
         monkeypatch.setenv("LOCKSTEP_MEMORY", str(tmp_path / "nowhere"))
     die(tmp_path / "run", 8, checkpoints=CheckpointPolicy(memory=why != "not wanted"))
     assert not list(memory.rglob("step-*"))
-    assert not told(tmp_path / "run")
+    assert not incident_texts(tmp_path / "run")
 
 
 def test_a_damaged_one_is_named_and_the_disk_is_used(tmp_path: Path, memory: Path, digest: dict[str, str]) -> None:
@@ -295,11 +290,13 @@ def test_a_damaged_one_is_named_and_the_disk_is_used(tmp_path: Path, memory: Pat
     path.write_bytes(content)
     assert train(folder) == digest["indexed"]
     assert resumed(folder) == [None, "checkpoints/step-4"]
-    assert told(folder) == [f"{path.parent}: model.safetensors does not match its hash; this snapshot is not used"]
+    assert incident_texts(folder) == [
+        f"{path.parent}: model.safetensors does not match its hash; this snapshot is not used"
+    ]
     assert not audit_samples(folder).faults
 
 
-def test_one_that_does_not_go_on_from_the_newest_checkpoint_is_not_used(
+def test_a_snapshot_that_does_not_continue_the_newest_checkpoint_is_not_used(
     tmp_path: Path, memory: Path, digest: dict[str, str]
 ) -> None:
     folder = tmp_path / "run"
@@ -307,7 +304,10 @@ def test_one_that_does_not_go_on_from_the_newest_checkpoint_is_not_used(
     kept = tmp_path / "kept"
     shutil.copytree(own(memory), kept)
     die(folder, 6, checkpoints=CheckpointPolicy(5))
-    for step, parent in ((3, "an earlier step"), (8, "no parent")):  # of no parent: as if the commits were another's
+    for step, parent in (
+        (3, "an earlier step"),
+        (8, "no parent"),
+    ):  # without a parent: as if the commits belonged to another run
         shutil.rmtree(own(memory))
         shutil.copytree(kept, own_path := memory / f"lockstep-{os.geteuid()}-{run_id(folder)}")
         own_path.chmod(0o700)
@@ -341,13 +341,13 @@ def test_a_snapshot_outlives_the_damage_of_the_checkpoint_it_grew_from(
     assert not audit_samples(folder).faults
 
 
-def test_a_failed_save_to_the_disk_forgets_nothing(tmp_path: Path, memory: Path, digest: dict[str, str]) -> None:
+def test_a_failed_save_to_disk_loses_no_snapshot(tmp_path: Path, memory: Path, digest: dict[str, str]) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     die(folder, 1)
     (folder / "checkpoints").write_text("in the way of all saves")
     die(folder, 8)
-    assert len(told(folder)) == 1
+    assert len(incident_texts(folder)) == 1
     (folder / "checkpoints").unlink()
     die(folder, 8)
     assert train(folder) == digest["indexed"]
@@ -356,9 +356,7 @@ def test_a_failed_save_to_the_disk_forgets_nothing(tmp_path: Path, memory: Path,
 
 
 @pytest.mark.parametrize("what", ["a link", "open to others", "a file"])
-def test_a_place_that_is_not_ours_alone_is_refused(
-    tmp_path: Path, memory: Path, digest: dict[str, str], what: str
-) -> None:
+def test_only_a_private_folder_is_used(tmp_path: Path, memory: Path, digest: dict[str, str], what: str) -> None:
     folder = tmp_path / "run"
     die(folder, 1)
     place = own(memory)
@@ -371,7 +369,7 @@ def test_a_place_that_is_not_ours_alone_is_refused(
     else:
         place.touch()
     assert train(folder) == digest["indexed"]
-    (text,) = told(folder)
+    (text,) = incident_texts(folder)
     assert text == (
         "no snapshots in memory; after a kill, the run continues from the last checkpoint on the disk: "
         f"{place} is not a folder that only you can access: remove it"
@@ -379,13 +377,13 @@ def test_a_place_that_is_not_ours_alone_is_refused(
     assert not list(place.iterdir()) if place.is_dir() else place.exists()
 
 
-def test_too_little_room_is_said_with_the_sizes(tmp_path: Path, memory: Path, digest: dict[str, str]) -> None:
+def test_too_little_memory_is_reported_with_the_sizes(tmp_path: Path, memory: Path, digest: dict[str, str]) -> None:
     folder = tmp_path / "run"
     with mounted(memory, "-t", "tmpfs", "-o", "size=1m", "none"):
-        fill(memory, left_bytes=100_000)  # enough, but not for others besides
+        fill(memory, left_bytes=100_000)  # enough for this one, but not for others as well
         die(folder, 4)
         assert not list(memory.rglob("step-*"))
-        (text,) = told(folder)
+        (text,) = incident_texts(folder)
         assert re.fullmatch(
             "no snapshots in memory; after a kill, the run continues from the last checkpoint on the disk: "
             ".* has 0.1 MB free, of which 0.1 MB must stay free, and 0.0 MB is needed for 2 of 0.0 MB",
@@ -397,14 +395,14 @@ def test_too_little_room_is_said_with_the_sizes(tmp_path: Path, memory: Path, di
 def test_a_full_memory_costs_no_more_than_the_snapshots(
     tmp_path: Path, memory: Path, digest: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody fills it between our look at it and the writing."""
+    """The memory fills up between the check and the write."""
     monkeypatch.setattr(memory_snapshots, "why_no_room", lambda *_: None)
     folder = tmp_path / "run"
     with mounted(memory, "-t", "tmpfs", "-o", "size=1m", "none"):
         acts = {6: lambda: fill(memory), 9: lambda: (memory / "ballast").unlink()}
         die(folder, 8, checkpoints=CheckpointPolicy(), acts=acts)
         assert CheckpointStore(own(memory, besides="ballast")).steps() == [5], "the one before is still there"
-        (text,) = told(folder)
+        (text,) = incident_texts(folder)
         assert "No space left on device" in text
         assert train(folder, acts=acts, checkpoints=CheckpointPolicy()) == digest["indexed"]
         assert resumed(folder)[-1] == f"lockstep-{os.geteuid()}-{run_id(folder)}/step-5"
@@ -412,7 +410,7 @@ def test_a_full_memory_costs_no_more_than_the_snapshots(
     assert not audit_samples(folder).faults
 
 
-def test_all_together_cost_at_most_their_part_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshots_cost_at_most_their_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     now, spent = 1000.0, 0.0
     monkeypatch.setattr("time.perf_counter", lambda: now)

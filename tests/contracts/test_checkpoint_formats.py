@@ -1,6 +1,6 @@
 """Checkpoints of every released format can still be read.
 
-`python -m tests.unit.checkpoint.test_formats FOLDER` wrote the files in tests/fixtures/checkpoints.
+`python -m tests.contracts.test_checkpoint_formats FOLDER` wrote the files in tests/fixtures/checkpoints.
 """
 
 import sys
@@ -14,7 +14,7 @@ from lockstep.checkpoint.checkpoint_store import CheckpointStore
 from lockstep.world.serialization import Shard
 from tests.checkpoints import RUN_ID, save
 
-FIXTURES = Path(__file__).parents[2] / "fixtures" / "checkpoints"
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "checkpoints"
 
 FACTS = {"position": {"step": 3, "batches": 4}, "metrics": {"loss": 0.1}, "events": None}
 

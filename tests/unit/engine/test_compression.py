@@ -38,7 +38,7 @@ def test_error_feedback_does_not_work_with_a_loss_scaler() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ("fp8", "compression='fp8': expected one of none, fp16, bf16, powersgd"),
         (8, "compression=8: expected a name, or a mapping"),
@@ -61,10 +61,10 @@ def test_error_feedback_does_not_work_with_a_loss_scaler() -> None:
         ({"kind": "powersgd", "start_after": "soon"}, "compression: start_after: expected a duration"),
     ],
 )
-def test_wrong_settings_are_refused(given: Any, told: str) -> None:
+def test_wrong_settings_are_refused(given: Any, message: str) -> None:
     with pytest.raises(UserError) as caught:
         StepOptions(compression=given)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_default_settings_of_powersgd_are_accepted_for_any_kind() -> None:

@@ -1,4 +1,4 @@
-"""The panel method against two programs of others, where they are installed."""
+"""The panel method compared with two other programs, where they are installed."""
 
 import math
 import warnings
@@ -30,7 +30,7 @@ def imported(name: str) -> Any:
 
 
 def their_circulation(aerosandbox: Any, points: Tensor, *, ground: bool) -> float:
-    """Of outlines (elements, points, 2): theirs run the other way round, and are all panels as they stand."""
+    """Return their circulation around outlines (elements, points, 2); theirs run in the other direction."""
     airfoils = [aerosandbox.Airfoil(coordinates=outline.flip(0).numpy()) for outline in points]
     stream = aerosandbox.OperatingPoint(velocity=1.0, alpha=0.0)
     with warnings.catch_warnings():

@@ -25,7 +25,7 @@ def chosen(size: int, **options: Any) -> tuple[str, str]:
 
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Sets the memory of every device."""
+    """Return a function that sets the memory of every device."""
 
     def set_to(num_bytes: int) -> None:
         monkeypatch.setattr(strategy_factory, "available_memory_bytes", lambda: num_bytes)
@@ -124,6 +124,6 @@ def test_auto_falls_back_to_ddp_if_the_optimizer_does_not_fit(memory: Any) -> No
     then = strategy_factory.recheck_choice(first, [OwnSGD(MODEL.parameters())], loader)
     assert then.strategy.name == "ddp"
     assert "but parallel=zero runs an optimizer on parts of parameters, and OwnSGD" in then.reason
-    told = choose_strategy(World(size=2), StepOptions(parallel="zero"), [MODEL])
+    choice = choose_strategy(World(size=2), StepOptions(parallel="zero"), [MODEL])
     with pytest.raises(UserError, match="OwnSGD"):
-        strategy_factory.recheck_choice(told, [OwnSGD(MODEL.parameters())], loader)
+        strategy_factory.recheck_choice(choice, [OwnSGD(MODEL.parameters())], loader)

@@ -26,11 +26,11 @@ def advise(search: BatchSizeSearch, config: Config, batch: Batch, lanes: int, pr
     """Recommend a batch size.
 
     Args:
-        search: The result of the search.
-        config: The config that the search was for.
-        batch: The config's own batch.
-        lanes: The number of lanes that it is divided into.
-        processes: The number of processes that will share the machine.
+        search: the result of the search.
+        config: the config that the search was for.
+        batch: the config's own batch.
+        lanes: the number of lanes that it is divided into.
+        processes: the number of processes that will share the machine.
     """
     largest, fastest = search.largest, search.fastest
     if largest is None or fastest is None:

@@ -25,8 +25,8 @@ def build_workload(name: str, num_samples: int, dropout: float = 0.0) -> Workloa
 
     Args:
         name: tiny, mlp, mlp-9M, conv, gpt or gpt-9M.
-        num_samples: The number of samples of its data.
-        dropout: The probability of the model's dropout layers; 0 leaves an MLP or a conv net without any.
+        num_samples: the number of samples of its data.
+        dropout: the probability of the model's dropout layers; 0 leaves an MLP or a conv net without any.
     """
     return _WORKLOADS[name](num_samples, dropout)
 

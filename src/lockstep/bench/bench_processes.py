@@ -19,12 +19,12 @@ def measure(task: BenchTask, processes: int, folder: Path, failures: dict[str, s
     """Measure all contenders that can run on this number of processes.
 
     Args:
-        task: What to measure; its `folder` is replaced by a new one inside `folder`.
-        processes: The number of processes to start.
-        folder: Where to put results and logs.
-        failures: Reasons by contender. Contenders in it are skipped; one that fails is added, and the others start
+        task: what to measure; its `folder` is replaced by a new one inside `folder`.
+        processes: the number of processes to start.
+        folder: where to put results and logs.
+        failures: reasons by contender. Contenders in it are skipped; one that fails is added, and the others start
             again in new processes: a library that fails in the middle of a step leaves the other ranks waiting.
-        quiet: Print no progress.
+        quiet: print no progress.
     """
     while True:
         able = [each for each in task.contenders if each.can_run_on(processes) and each.name not in failures]

@@ -56,9 +56,9 @@ def make_contenders(names: Sequence[str], titles: dict[str, str], lane_counts: S
     """Build the rows of the table: the baseline twice, then the chosen contenders.
 
     Args:
-        names: Which of `CONTENDERS` to include.
-        titles: Titles for peers, with their versions.
-        lane_counts: The numbers of lanes to use in lockstep mode.
+        names: which of `CONTENDERS` to include.
+        titles: titles for peers, with their versions.
+        lane_counts: the numbers of lanes to use in lockstep mode.
     """
     rows = [
         Contender(HAND_WRITTEN, "hand-written (DDP on several)", HAND_WRITTEN),

@@ -53,9 +53,9 @@ def interleave(variants: Mapping[str, Callable[[], None]], rounds: int, steps: i
     """Time every variant once per round, so that a noisy machine disturbs all of them alike.
 
     Args:
-        variants: What to call, by name; each call makes `steps` steps. Ratios are relative to the first variant.
-        rounds: The number of timed rounds. One more comes first, to warm up.
-        steps: The number of steps of a call; times are per step.
+        variants: what to call, by name; each call makes `steps` steps. Ratios are relative to the first variant.
+        rounds: the number of timed rounds. One more comes first, to warm up.
+        steps: the number of steps of a call; times are per step.
 
     On several processes, all of them call this, and a variant's time ends when the last process is done.
     """

@@ -68,9 +68,9 @@ def compare_contenders(
     """Make a row for each contender.
 
     Args:
-        contenders: In the order of the rows.
-        records: By number of processes: one, and another number.
-        failures: Reasons, by the name of the contender.
+        contenders: in the order of the rows.
+        records: by number of processes: one, and another number.
+        failures: reasons, by the name of the contender.
     """
     seconds = {processes: record.times().seconds for processes, record in records.items()}
     rows = []
@@ -104,10 +104,10 @@ def judge_rows(rows: Sequence[BenchRow], processes: int, capacity: int, capacity
     """Say what lockstep costs here, and whether it kept its promise.
 
     Args:
-        rows: From `compare_contenders`.
-        processes: The number of processes that one process is compared with.
-        capacity: The number of processes that this machine has a core or a GPU for.
-        capacity_unit: The unit of the capacity, in singular or plural: "core", "GPUs".
+        rows: from `compare_contenders`.
+        processes: the number of processes that one process is compared with.
+        capacity: the number of processes that this machine has a core or a GPU for.
+        capacity_unit: the unit of the capacity, in singular or plural: "core", "GPUs".
     """
     lines = [line for size in (1, processes) if (line := _cost_line(rows, size)) is not None]
     if processes > capacity:

@@ -126,11 +126,11 @@ def run_chaos(
     """Train undisturbed, then with faults, and compare.
 
     Args:
-        config: A YAML file or the name of a built-in recipe.
-        overrides: The user's overrides, and those of `trial_overrides`.
-        options: How many faults, and of which kinds.
-        folder: Where to put the runs, the plan and the log of faults.
-        report: Called with a line of progress.
+        config: a YAML file or the name of a built-in recipe.
+        overrides: the user's overrides, and those of `trial_overrides`.
+        options: how many faults, and of which kinds.
+        folder: where to put the runs, the plan and the log of faults.
+        report: called with a line of progress.
     """
     settings = [config, *overrides]
     memory = Path(tempfile.mkdtemp(prefix="lockstep-chaos-", dir=environment.memory_folder()))

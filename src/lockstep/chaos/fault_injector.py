@@ -110,12 +110,12 @@ class FaultInjector:
         """Prepare to carry out a plan.
 
         Args:
-            settings: The config and its overrides, as `lockstep train` takes them.
-            folder: Where to put the rounds' run folders and logs; the undisturbed run is in its `reference`.
-            memory: The folder for the launchers' shared memory.
-            plan: The faults, in order.
-            first_processes: The number of processes of the first launcher.
-            report: Called with a line of progress.
+            settings: the config and its overrides, as `lockstep train` takes them.
+            folder: where to put the rounds' run folders and logs; the undisturbed run is in its `reference`.
+            memory: the folder for the launchers' shared memory.
+            plan: the faults, in order.
+            first_processes: the number of processes of the first launcher.
+            report: called with a line of progress.
         """
         self.stats = InjectionStats()
         self._settings = list(settings)

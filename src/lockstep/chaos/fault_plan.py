@@ -65,11 +65,11 @@ def draw_fault_plan(
     """Draw faults, spread over a whole run.
 
     Args:
-        seed: The same seed and arguments draw the same plan.
-        kills: The number of faults that kill; a few more only stop a process for a while.
-        processes: The largest number of processes that a launcher starts; the smallest is 1.
-        steps: The number of steps of the run.
-        with_data_workers: Whether there are data workers to hit.
+        seed: the same seed and arguments draw the same plan.
+        kills: the number of faults that kill; a few more only stop a process for a while.
+        processes: the largest number of processes that a launcher starts; the smallest is 1.
+        steps: the number of steps of the run.
+        with_data_workers: whether there are data workers to hit.
     """
     draw = random.Random(f"lockstep chaos {seed}")
     acts: list[Act] = []

@@ -82,11 +82,11 @@ class Saver:
         """Create a saver; a collective call.
 
         Args:
-            folder: Where the checkpoints go.
-            world: The ranks that save together.
-            run_id: Recorded in every checkpoint.
-            attempt: The number of this attempt: keeps its drafts apart from those of an earlier, killed one.
-            disk_saver: For a folder in memory: the run's saver for the disk. The two never save at the same time, so
+            folder: where the checkpoints go.
+            world: the ranks that save together.
+            run_id: recorded in every checkpoint.
+            attempt: the number of this attempt: keeps its drafts apart from those of an earlier, killed one.
+            disk_saver: for a folder in memory: the run's saver for the disk. The two never save at the same time, so
                 they share the host memory for copies, and the process group, which the disk saver closes.
         """
         self.store = CheckpointStore(folder)
@@ -108,9 +108,9 @@ class Saver:
         """Start to save. The previous save must have been waited for.
 
         Args:
-            content: What to save.
-            retention: Which checkpoints to keep afterwards.
-            after_commit: Called on rank 0, in the saving thread, with the manifest that was committed.
+            content: what to save.
+            retention: which checkpoints to keep afterwards.
+            after_commit: called on rank 0, in the saving thread, with the manifest that was committed.
         """
         assert self._outcome is None, "wait() comes before save()"
         for part in content.parts:

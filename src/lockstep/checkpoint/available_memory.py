@@ -17,9 +17,9 @@ def why_no_room(folder: Path, num_bytes: int, available: int | None = None) -> s
     """Say why `num_bytes` more should not be written to a folder in shared memory, or return None if they may.
 
     Args:
-        folder: A folder in shared memory.
-        num_bytes: What is to be written.
-        available: The machine's available memory in bytes; measured if omitted.
+        folder: a folder in shared memory.
+        num_bytes: what is to be written.
+        available: the machine's available memory in bytes; measured if omitted.
     """
     system = os.statvfs(folder)
     free = system.f_bavail * system.f_frsize

@@ -20,7 +20,7 @@ def trained_state(values: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the tensors of a checkpoint that the digest covers, under the names that `Run.state` gives them.
 
     Args:
-        values: A checkpoint's values by part, as in `Checkpoint.values`.
+        values: a checkpoint's values by part, as in `Checkpoint.values`.
     """
     state: dict[str, Tensor] = {}
     for part, value in values.items():

@@ -138,8 +138,8 @@ class CheckpointStore:
         """Remove the checkpoints that `retention` does not keep.
 
         Args:
-            retention: Which ones to keep. The best one is always kept.
-            newest: The step that was committed last. Later ones were damaged and passed over when the run resumed:
+            retention: which ones to keep. The best one is always kept.
+            newest: the step that was committed last. Later ones were damaged and passed over when the run resumed:
                 they are kept, and do not count as newer.
         """
         best = self.newest_readable_best()

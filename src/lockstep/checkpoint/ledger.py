@@ -99,9 +99,9 @@ def append_to_ledger(path: Path, manifest: Manifest, store: CheckpointStore | No
     """Append a commit's line, unless it is there already, and flush it to disk: its checkpoint will be pruned.
 
     Args:
-        path: The ledger.
-        manifest: Of the commit.
-        store: Where to look for parent commits whose lines are missing, after a kill or a full disk. Their lines are
+        path: the ledger.
+        manifest: of the commit.
+        store: where to look for parent commits whose lines are missing, after a kill or a full disk. Their lines are
             written first.
     """
     known = {line.get("commit") for line in read_ledger(path)}
@@ -126,9 +126,9 @@ def read_lineage(ledger: Path, manifests: Iterable[Manifest], faults: Faults) ->
     """Find the commits that led to the newest one, from the ledger and from the manifests of the checkpoints.
 
     Args:
-        ledger: The run's ledger.
-        manifests: Of the run's checkpoints.
-        faults: What is wrong with them is added here.
+        ledger: the run's ledger.
+        manifests: of the run's checkpoints.
+        faults: what is wrong with them is added here.
     """
     commits = _read_commits(ledger, faults)
     for manifest in manifests:

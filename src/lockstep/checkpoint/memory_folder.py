@@ -93,8 +93,8 @@ def sweep_memory_folders(memory: Path, spare: Path) -> None:
     """Remove this user's folders under `memory` that are too old or whose run folder is gone.
 
     Args:
-        memory: Where the folders are, such as /dev/shm.
-        spare: This run's own folder. It is in use, and even checking its lock would release that lock.
+        memory: where the folders are, such as /dev/shm.
+        spare: this run's own folder. It is in use, and even checking its lock would release that lock.
     """
     for path in _own_folders(memory):
         with suppress(OSError):

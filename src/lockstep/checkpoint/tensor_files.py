@@ -53,8 +53,8 @@ def assemble(sharded: Mapping[str, ShardedTensor], files: Mapping[str, Mapping[s
     """Assemble each tensor from its pieces, which must cover it exactly; if not, a ValueError names the tensor.
 
     Args:
-        sharded: The sharded tensors by name, from the manifest.
-        files: The content of the files that hold their pieces, by file name.
+        sharded: the sharded tensors by name, from the manifest.
+        files: the content of the files that hold their pieces, by file name.
     """
     return {name: _assemble_one(name, tensor, files) for name, tensor in sharded.items()}
 

@@ -53,14 +53,14 @@ def load_checkpoint(
     """Copy saved weights into `model`, wrapped or not. If they do not fit, the model stays as it was.
 
     Args:
-        model: The model. Its tensors keep their device, dtype and `requires_grad`.
-        source: A run folder, a checkpoint's folder, a `.safetensors` file, or with `pickled=True` a `.pt`, `.pth` or
+        model: the model. Its tensors keep their device, dtype and `requires_grad`.
+        source: a run folder, a checkpoint's folder, a `.safetensors` file, or with `pickled=True` a `.pt`, `.pth` or
             `.bin` file.
-        weights: Which part of the checkpoint: `"model"`, or `"average"` for the moving average of the weights.
-        best: Take the run folder's best checkpoint instead of its latest.
-        strict: If False, load what fits and log the rest.
-        pickled: Read pickle files. Only tensors and plain containers are accepted; nothing in them is executed.
-        device: Move the model there once it is loaded.
+        weights: which part of the checkpoint: `"model"`, or `"average"` for the moving average of the weights.
+        best: take the run folder's best checkpoint instead of its latest.
+        strict: if False, load what fits and log the rest.
+        pickled: read pickle files. Only tensors and plain containers are accepted; nothing in them is executed.
+        device: move the model there once it is loaded.
 
     Example:
         >>> model = make_model()
@@ -97,12 +97,12 @@ def export_weights(
     The file appears whole or not at all, and only you can read it (mode 0600).
 
     Args:
-        source: As for `load_checkpoint`.
-        target: A file name that ends in `.safetensors`, `.pt`, `.pth` or `.bin`, which decides the format.
-        weights: As for `load_checkpoint`. An average comes with the model's buffers.
-        best: Take the run folder's best checkpoint instead of its latest.
-        pickled: Read pickle files, as for `load_checkpoint`.
-        overwrite: Replace `target` if it exists.
+        source: as for `load_checkpoint`.
+        target: a file name that ends in `.safetensors`, `.pt`, `.pth` or `.bin`, which decides the format.
+        weights: as for `load_checkpoint`. An average comes with the model's buffers.
+        best: take the run folder's best checkpoint instead of its latest.
+        pickled: read pickle files, as for `load_checkpoint`.
+        overwrite: replace `target` if it exists.
     """
     path = Path(target)
     if path.suffix not in (_SAFETENSORS, *_PICKLES):

@@ -69,9 +69,9 @@ def check_files(
     Returns None if the checkpoint is no longer there: a run that is still training prunes old ones.
 
     Args:
-        store: The folder of checkpoints.
-        step: The step of the checkpoint.
-        show_progress: Called with a line of text before each file.
+        store: the folder of checkpoints.
+        step: the step of the checkpoint.
+        show_progress: called with a line of text before each file.
     """
     path = store.path(step)
     try:

@@ -66,8 +66,8 @@ def audit_samples(run_folder: Path, show_progress: ShowProgress = lambda _text: 
     """Check everything that a run recorded about its samples.
 
     Args:
-        run_folder: The run.
-        show_progress: Called with a line of text now and then.
+        run_folder: the run.
+        show_progress: called with a line of text now and then.
     """
     folder = RunFolder(run_folder)
     if not folder.run_json.exists() and not folder.ledger.exists():

@@ -75,9 +75,9 @@ def loader_coverage(path: Sequence[Commit], faults: Faults, show_progress: ShowP
     """Check what the commits of a run consumed, one loader after another.
 
     Args:
-        path: The run's commits, from the first to the newest.
-        faults: The list to which faults are added.
-        show_progress: Called with a line of text now and then.
+        path: the run's commits, from the first to the newest.
+        faults: the list to which faults are added.
+        show_progress: called with a line of text now and then.
     """
     loaders: list[list[_Use]] = []
     expected = 0 if path and path[0].parent is None else None

@@ -13,10 +13,10 @@ def write_new_file(path: Path, text: str, remedy: str, *, force: bool = False) -
     """Write a file that must not exist yet.
 
     Args:
-        path: Where to write.
-        text: What to write.
-        remedy: The end of the error message if the file exists: what to do then.
-        force: Overwrite an existing file.
+        path: where to write.
+        text: what to write.
+        remedy: the end of the error message if the file exists: what to do then.
+        force: overwrite an existing file.
     """
     try:
         with path.open("w" if force else "x") as file:

@@ -71,10 +71,10 @@ def run_to_end(
     """Run a command and return its exit code. If this process is stopped meanwhile, so is the command.
 
     Args:
-        command: The program and its arguments.
-        variables: Environment variables to set besides this process's own.
-        output: Where its standard output goes, as `subprocess` takes it.
-        errors: Where its standard error goes; by default, to `output`.
+        command: the program and its arguments.
+        variables: environment variables to set besides this process's own.
+        output: where its standard output goes, as `subprocess` takes it.
+        errors: where its standard error goes; by default, to `output`.
     """
     process = subprocess.Popen(
         command,

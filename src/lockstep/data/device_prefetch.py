@@ -17,9 +17,9 @@ def prefetch_to_device(batches: Generator[T, None, None], device: torch.device, 
     """The same batches with every tensor on `device`.
 
     Args:
-        batches: The batches to move; closed when the result is.
-        device: Where to move them.
-        ahead: On CUDA, start the copy of the next batch before a batch is yielded.
+        batches: the batches to move; closed when the result is.
+        device: where to move them.
+        ahead: on CUDA, start the copy of the next batch before a batch is yielded.
     """
     if device.type == "cpu":
         return batches

@@ -28,12 +28,12 @@ class DistributedSampler(TorchDistributedSampler[Any]):
     one.
 
     Args:
-        dataset: A data set with a length.
-        num_replicas: The number of ranks; that of the process group if omitted.
-        rank: This process's rank; that in the process group if omitted.
-        shuffle: Shuffle each epoch; call `set_epoch` before each.
-        seed: Decides the order.
-        drop_last: Drop the last samples instead of repeating the first ones.
+        dataset: a data set with a length.
+        num_replicas: the number of ranks; that of the process group if omitted.
+        rank: this process's rank; that in the process group if omitted.
+        shuffle: shuffle each epoch; call `set_epoch` before each.
+        seed: decides the order.
+        drop_last: drop the last samples instead of repeating the first ones.
     """
 
     def __init__(
@@ -88,15 +88,15 @@ def create_dataloaders_distributed(
     loaders yield every sample exactly once, without padding: some ranks may have one sample or one batch more.
 
     Args:
-        train_set: The training data set; it must have a length.
-        val_set: The validation data set, if there is one.
-        batch_size: The batch size over all ranks; with `per_device`, of each rank.
-        world: This process's place in the job; that of the process group if omitted.
-        seed: Decides the order of the samples.
-        num_workers: The number of worker processes of each loader.
-        drop_last: Drop an incomplete last batch of the training set.
-        collate_fn: Turns a list of samples into a batch; torch's default if omitted.
-        pin_memory: Copy batches to pinned memory; by default if the device is a GPU.
+        train_set: the training data set; it must have a length.
+        val_set: the validation data set, if there is one.
+        batch_size: the batch size over all ranks; with `per_device`, of each rank.
+        world: this process's place in the job; that of the process group if omitted.
+        seed: decides the order of the samples.
+        num_workers: the number of worker processes of each loader.
+        drop_last: drop an incomplete last batch of the training set.
+        collate_fn: turns a list of samples into a batch; torch's default if omitted.
+        pin_memory: copy batches to pinned memory; by default if the device is a GPU.
         per_device: `batch_size` is that of each rank.
     """
     place = World(rank=get_rank(), size=get_world_size()) if world is None else world

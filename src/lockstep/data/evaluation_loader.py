@@ -51,12 +51,12 @@ class EvaluationLoader:
     Each rank takes a contiguous range of the chunks; with more ranks than chunks some have none.
 
     Args:
-        dataset: A map-style data set, or a torch DataLoader: its data set, batch size, collate function and workers are
+        dataset: a map-style data set, or a torch DataLoader: its data set, batch size, collate function and workers are
             then used.
-        batch: The number of samples in a chunk; may be None with a DataLoader that has a batch size.
-        world: This process's place in the job.
-        workers: The number of worker processes that fetch samples; with 0 this process does.
-        collate: Turns a list of samples into a batch; torch's default if omitted.
+        batch: the number of samples in a chunk; may be None with a DataLoader that has a batch size.
+        world: this process's place in the job.
+        workers: the number of worker processes that fetch samples; with 0 this process does.
+        collate: turns a list of samples into a batch; torch's default if omitted.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class EvaluationLoader:
         """This loader with the same number of chunks on every rank: some are run twice, but counted only once.
 
         Args:
-            world: The ranks over which the chunks are split.
-            counts: If False, this rank's chunks are not counted, because another rank with the same ones counts them.
+            world: the ranks over which the chunks are split.
+            counts: if False, this rank's chunks are not counted, because another rank with the same ones counts them.
         """
         loader = copy.copy(self)
         own = share_for_rank(self.num_chunks, world)

@@ -36,20 +36,20 @@ class IterableLaneLoader:
     combines the states of several ranks.
 
     Args:
-        dataset: The iterable data set.
-        global_batch: The number of samples of one step, over all processes.
-        world: This process's place in the job.
-        lanes: The number of lanes, a power of two that divides `global_batch`; "auto" is 8, or the largest power of two
+        dataset: the iterable data set.
+        global_batch: the number of samples of one step, over all processes.
+        world: this process's place in the job.
+        lanes: the number of lanes, a power of two that divides `global_batch`; "auto" is 8, or the largest power of two
             below 8 that divides it.
-        seed: Decides the random numbers that the data set draws.
-        tail: What happens to the samples left over at an epoch's end: "drop", or "short" for smaller or empty lanes.
-        lanes_per_rank: How many lanes each rank runs, for devices of different speeds; evenly split if omitted.
-        workers: The number of worker processes that read the streams, at most one per lane of this rank, or a single
+        seed: decides the random numbers that the data set draws.
+        tail: what happens to the samples left over at an epoch's end: "drop", or "short" for smaller or empty lanes.
+        lanes_per_rank: how many lanes each rank runs, for devices of different speeds; evenly split if omitted.
+        workers: the number of worker processes that read the streams, at most one per lane of this rank, or a single
             one for a data set without `lane`. They also read beyond an epoch's end. With 0 nothing is read ahead. See
             `LaneLoader` for their start and end.
-        prefetch: How many global batches the workers read ahead.
-        collate: Turns a list of samples into a lane's data; torch's default if omitted.
-        worker_init: Called first in each worker process, with its number.
+        prefetch: how many global batches the workers read ahead.
+        collate: turns a list of samples into a lane's data; torch's default if omitted.
+        worker_init: called first in each worker process, with its number.
     """
 
     exact = True  # the same batches on any number of processes, and after any interruption
@@ -112,10 +112,10 @@ class IterableLaneLoader:
         discarded. Use one iterator at a time: the loader's state is that of the latest.
 
         Args:
-            start: The number of the first batch.
-            stop: The number after the last batch.
-            epochs: End after this number of epochs, without reading any of the next one.
-            first_epoch: The epoch from which `epochs` are counted; that of the first batch if omitted.
+            start: the number of the first batch.
+            stop: the number after the last batch.
+            epochs: end after this number of epochs, without reading any of the next one.
+            first_epoch: the epoch from which `epochs` are counted; that of the first batch if omitted.
         """
         check_batch_range(start, stop)
         return prefetch_to_device(self._batches(start, stop, epochs, first_epoch), self._world.device, ahead=False)

@@ -49,20 +49,20 @@ class LaneLoader:
     of its parent, so the data set must not need them.
 
     Args:
-        dataset: A data set with `__len__` and `__getitem__` (or `__getitems__`).
-        global_batch: The number of samples of one step, over all processes.
-        world: This process's place in the job.
-        lanes: The number of lanes, a power of two that divides `global_batch`; "auto" is 8, or the largest power of two
+        dataset: a data set with `__len__` and `__getitem__` (or `__getitems__`).
+        global_batch: the number of samples of one step, over all processes.
+        world: this process's place in the job.
+        lanes: the number of lanes, a power of two that divides `global_batch`; "auto" is 8, or the largest power of two
             below 8 that divides it.
-        seed: Decides the order of the samples and the random numbers that the data set draws.
-        tail: What happens to the samples left over at an epoch's end: "drop"; "short" for smaller or empty lanes; "pad"
+        seed: decides the order of the samples and the random numbers that the data set draws.
+        tail: what happens to the samples left over at an epoch's end: "drop"; "short" for smaller or empty lanes; "pad"
             for full lanes, in which repeated samples get weight 0 (every batch then has weights).
-        shuffle: Shuffle each epoch; if False, every epoch is in natural order.
-        lanes_per_rank: How many lanes each rank runs, for devices of different speeds; evenly split if omitted.
-        workers: The number of worker processes that fetch samples; with 0 this process does.
-        prefetch: How many global batches the workers fetch ahead.
-        collate: Turns a list of samples into a lane's data; torch's default if omitted.
-        worker_init: Called first in each worker process, with its number.
+        shuffle: shuffle each epoch; if False, every epoch is in natural order.
+        lanes_per_rank: how many lanes each rank runs, for devices of different speeds; evenly split if omitted.
+        workers: the number of worker processes that fetch samples; with 0 this process does.
+        prefetch: how many global batches the workers fetch ahead.
+        collate: turns a list of samples into a lane's data; torch's default if omitted.
+        worker_init: called first in each worker process, with its number.
     """
 
     exact = True  # the same batches on any number of processes, and after any interruption

@@ -172,11 +172,11 @@ class Stream:
     """One iterator of a data set, and how many samples were taken from it.
 
     Args:
-        start: Returns the iterable; called once.
-        key_of_sample: The random key of the n-th sample.
-        key: The random key that is set before `start` is called.
-        place: How errors name the stream.
-        saved: A saved state to continue from.
+        start: returns the iterable; called once.
+        key_of_sample: the random key of the n-th sample.
+        key: the random key that is set before `start` is called.
+        place: how errors name the stream.
+        saved: a saved state to continue from.
     """
 
     def __init__(

@@ -40,19 +40,19 @@ def choose_loader(
     None means that an option is not given. An option that the kind of data set does not have is an error.
 
     Args:
-        dataset: The data set, or a DataLoader; see `rebuild` for how a DataLoader is handled.
-        world: This process's place in the job.
-        seed: Decides the order of the samples and the random numbers that the data set draws.
-        global_batch: The number of samples of one step, over all processes. A DataLoader has its own batch size.
-        lanes: The number of lanes, a power of two that divides `global_batch`; "auto" is at most 8.
-        lanes_per_rank: How many lanes each rank runs, for devices of different speeds; evenly split if not given.
-        shuffle: Shuffle each epoch (the default); of map-style data sets only.
-        tail: What happens to the samples left over at an epoch's end: "drop" (the default), "short" or "pad".
-        workers: The number of worker processes that fetch samples; by default 0, which means this process.
-        prefetch: How many global batches the workers fetch ahead; by default 2.
-        collate: Turns a list of samples into a lane's data; torch's default if not given.
-        worker_init: Called first in each worker process, with its number.
-        uneven: For a DataLoader that is used in its own order: "cut" (the default) or "join"; see `TorchLoader`.
+        dataset: the data set, or a DataLoader; see `rebuild` for how a DataLoader is handled.
+        world: this process's place in the job.
+        seed: decides the order of the samples and the random numbers that the data set draws.
+        global_batch: the number of samples of one step, over all processes. A DataLoader has its own batch size.
+        lanes: the number of lanes, a power of two that divides `global_batch`; "auto" is at most 8.
+        lanes_per_rank: how many lanes each rank runs, for devices of different speeds; evenly split if not given.
+        shuffle: shuffle each epoch (the default); of map-style data sets only.
+        tail: what happens to the samples left over at an epoch's end: "drop" (the default), "short" or "pad".
+        workers: the number of worker processes that fetch samples; by default 0, which means this process.
+        prefetch: how many global batches the workers fetch ahead; by default 2.
+        collate: turns a list of samples into a lane's data; torch's default if not given.
+        worker_init: called first in each worker process, with its number.
+        uneven: for a DataLoader that is used in its own order: "cut" (the default) or "join"; see `TorchLoader`.
     """
     if isinstance(dataset, DataLoader):
         reading_options = {
@@ -134,14 +134,14 @@ def rebuild(
     or batch sampler that lockstep does not know is used in its own order, by a `TorchLoader`.
 
     Args:
-        loader: The DataLoader.
-        world: This process's place in the job.
-        seed: Decides the order of the samples and the random numbers that the data set draws.
-        global_batch: Replaces the DataLoader's batch size.
-        lanes: The number of lanes, or "auto".
-        tail: Replaces the DataLoader's `drop_last`, which means "drop" or "short".
-        lanes_per_rank: How many lanes each rank runs; evenly split if omitted.
-        uneven: For a `TorchLoader`, whose ranks may have different numbers of batches.
+        loader: the DataLoader.
+        world: this process's place in the job.
+        seed: decides the order of the samples and the random numbers that the data set draws.
+        global_batch: replaces the DataLoader's batch size.
+        lanes: the number of lanes, or "auto".
+        tail: replaces the DataLoader's `drop_last`, which means "drop" or "short".
+        lanes_per_rank: how many lanes each rank runs; evenly split if omitted.
+        uneven: for a `TorchLoader`, whose ranks may have different numbers of batches.
     """
     if uneven not in get_args(Uneven):
         raise UserError(f"uneven={uneven!r}: expected {' or '.join(get_args(Uneven))}")

@@ -42,10 +42,10 @@ class SampleOrder:
     """The order of one epoch: `order[position]` is the index of the sample at that position.
 
     Args:
-        length: The number of samples in the data set.
-        seed: The run's seed.
-        epoch: The epoch, from 0; each has another order.
-        shuffle: If False, the order is 0, 1, 2, … in every epoch.
+        length: the number of samples in the data set.
+        seed: the run's seed.
+        epoch: the epoch, from 0; each has another order.
+        shuffle: if False, the order is 0, 1, 2, … in every epoch.
     """
 
     length: int

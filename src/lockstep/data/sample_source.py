@@ -46,10 +46,10 @@ def create_source(dataset: Any, collate: Collate | None, seed: int, in_process: 
     """The fastest source for this data set; all give the same samples.
 
     Args:
-        dataset: A map-style data set.
-        collate: Turns a list of samples into a batch; None for torch's default.
-        seed: The seed of the random numbers that the data set draws.
-        in_process: Is it read in this process, not in workers?
+        dataset: a map-style data set.
+        collate: turns a list of samples into a batch; None for torch's default.
+        seed: the seed of the random numbers that the data set draws.
+        in_process: is it read in this process, not in workers?
     """
     if collate is None and (table := _table_of(dataset)) is not None:
         # A worker would get an index tensor as a file in shared memory; a list is cheaper to send.
@@ -84,9 +84,9 @@ class TensorSource:
     """A `TensorDataset`, possibly inside `Subset`s: one indexing operation per tensor, and no seeding.
 
     Args:
-        tensors: The data set's tensors.
-        subset: The rows of them to use; None for all.
-        tensor_indices: Do requests hold their indices as a tensor, rather than a list?
+        tensors: the data set's tensors.
+        subset: the rows of them to use; None for all.
+        tensor_indices: do requests hold their indices as a tensor, rather than a list?
     """
 
     def __init__(self, tensors: Sequence[Tensor], subset: Tensor | None, tensor_indices: bool) -> None:

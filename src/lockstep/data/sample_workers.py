@@ -38,9 +38,9 @@ class Workers:
     """The worker processes that fetch samples, and how far ahead.
 
     Args:
-        count: The number of worker processes; with 0 this process fetches the samples.
-        init: Called first in each worker, with its number.
-        prefetch: How many global batches are fetched ahead.
+        count: the number of worker processes; with 0 this process fetches the samples.
+        init: called first in each worker, with its number.
+        prefetch: how many global batches are fetched ahead.
     """
 
     count: int

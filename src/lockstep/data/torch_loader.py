@@ -29,9 +29,9 @@ class TorchLoader:
     times the number of ranks.
 
     Args:
-        loader: The DataLoader.
-        world: This process's place in the job.
-        uneven: What happens if ranks have different numbers of batches: "cut" ends every epoch with the rank that has
+        loader: the DataLoader.
+        world: this process's place in the job.
+        uneven: what happens if ranks have different numbers of batches: "cut" ends every epoch with the rank that has
             the fewest; "join" ends it with the one that has the most, and the others take part without samples.
     """
 

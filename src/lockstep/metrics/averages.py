@@ -19,8 +19,8 @@ class Mean:
     """The sum over the count of all chunks; a plain `(sum, count)` means the same. NaN if the count is 0.
 
     Args:
-        sum: This batch's sum.
-        count: What it is a sum over, such as the number of samples.
+        sum: this batch's sum.
+        count: what it is a sum over, such as the number of samples.
     """
 
     sum: Number
@@ -45,7 +45,7 @@ class Total:
     """The sum over all chunks.
 
     Args:
-        sum: This batch's sum.
+        sum: this batch's sum.
     """
 
     sum: Number

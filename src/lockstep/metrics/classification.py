@@ -23,9 +23,9 @@ class ConfusionMatrix:
     """Counts as nested lists: a row for each true class, a column for each predicted one.
 
     Args:
-        predicted: The predicted class of each sample, 0 … num_classes − 1.
-        target: The true class of each sample, of the same shape.
-        num_classes: The number of classes.
+        predicted: the predicted class of each sample, 0 … num_classes − 1.
+        target: the true class of each sample, of the same shape.
+        num_classes: the number of classes.
     """
 
     predicted: Tensor
@@ -76,9 +76,9 @@ class Accuracy(ConfusionMatrix):
     """The fraction of samples whose class was predicted correctly.
 
     Args:
-        predicted: The predicted class of each sample, 0 … num_classes − 1.
-        target: The true class of each sample, of the same shape.
-        num_classes: The number of classes.
+        predicted: the predicted class of each sample, 0 … num_classes − 1.
+        target: the true class of each sample, of the same shape.
+        num_classes: the number of classes.
     """
 
     def result(self, collected: Tensor) -> float:
@@ -125,10 +125,10 @@ class Precision(_PerClass):
     """Of the samples predicted as a class, the fraction that is of it; 0 if none was predicted. Mean over classes.
 
     Args:
-        predicted: The predicted class of each sample, 0 … num_classes − 1.
-        target: The true class of each sample, of the same shape.
-        num_classes: The number of classes.
-        per_class: Return the list of all scores instead of their unweighted mean.
+        predicted: the predicted class of each sample, 0 … num_classes − 1.
+        target: the true class of each sample, of the same shape.
+        num_classes: the number of classes.
+        per_class: return the list of all scores instead of their unweighted mean.
     """
 
     def score(self, counts: ClassCounts) -> float:
@@ -140,10 +140,10 @@ class Recall(_PerClass):
     """Of the samples of a class, the fraction predicted as it; 0 if there are none. Mean over classes.
 
     Args:
-        predicted: The predicted class of each sample, 0 … num_classes − 1.
-        target: The true class of each sample, of the same shape.
-        num_classes: The number of classes.
-        per_class: Return the list of all scores instead of their unweighted mean.
+        predicted: the predicted class of each sample, 0 … num_classes − 1.
+        target: the true class of each sample, of the same shape.
+        num_classes: the number of classes.
+        per_class: return the list of all scores instead of their unweighted mean.
     """
 
     def score(self, counts: ClassCounts) -> float:
@@ -155,10 +155,10 @@ class F1(_PerClass):
     """The harmonic mean of precision and recall. Mean over classes.
 
     Args:
-        predicted: The predicted class of each sample, 0 … num_classes − 1.
-        target: The true class of each sample, of the same shape.
-        num_classes: The number of classes.
-        per_class: Return the list of all scores instead of their unweighted mean.
+        predicted: the predicted class of each sample, 0 … num_classes − 1.
+        target: the true class of each sample, of the same shape.
+        num_classes: the number of classes.
+        per_class: return the list of all scores instead of their unweighted mean.
     """
 
     def score(self, counts: ClassCounts) -> float:
@@ -173,8 +173,8 @@ class AUROC:
     Exact, because pairs are counted in integers and divided once. NaN if one of the two classes is missing.
 
     Args:
-        scores: The score of each sample.
-        labels: The label of each sample, 0 or 1.
+        scores: the score of each sample.
+        labels: the label of each sample, 0 or 1.
     """
 
     scores: Tensor

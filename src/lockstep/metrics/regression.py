@@ -16,8 +16,8 @@ class MeanSquaredError:
     """The mean squared error over every element of every target.
 
     Args:
-        predicted: The predictions.
-        target: The targets, of the same shape.
+        predicted: the predictions.
+        target: the targets, of the same shape.
     """
 
     predicted: Tensor
@@ -45,8 +45,8 @@ class RootMeanSquaredError(MeanSquaredError):
     """The square root of the mean squared error over all samples, not the mean of the batches' roots.
 
     Args:
-        predicted: The predictions.
-        target: The targets, of the same shape.
+        predicted: the predictions.
+        target: the targets, of the same shape.
     """
 
     def result(self, collected: Tensor) -> float:
@@ -61,8 +61,8 @@ class R2Score:
     NaN if the targets do not vary.
 
     Args:
-        predicted: The predictions, of shape (samples, …): all dimensions but the first are outputs.
-        target: The targets, of the same shape.
+        predicted: the predictions, of shape (samples, …): all dimensions but the first are outputs.
+        target: the targets, of the same shape.
     """
 
     predicted: Tensor

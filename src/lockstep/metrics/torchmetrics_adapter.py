@@ -42,9 +42,9 @@ class TorchMetric:
     is reduced by "mean" weighs every chunk equally, as torchmetrics weighs every update.
 
     Args:
-        metric: The torchmetrics metric; the same object for every batch.
-        args: The positional arguments of its `update`.
-        kwargs: The keyword arguments of its `update`.
+        metric: the torchmetrics metric; the same object for every batch.
+        args: the positional arguments of its `update`.
+        kwargs: the keyword arguments of its `update`.
     """
 
     def __init__(self, metric: "Metric | MetricCollection", /, *args: Any, **kwargs: Any) -> None:

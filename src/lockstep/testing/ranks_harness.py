@@ -92,9 +92,9 @@ def ranks(size: int, *, env: Mapping[str, str] | None = None, timeout_s: float =
     The processes are started on first use and kept for the next call, whatever its size.
 
     Args:
-        size: The number of processes.
-        env: Environment variables in addition to the caller's.
-        timeout_s: The time limit of a call. After it the ranks are killed, and the error shows their stacks.
+        size: the number of processes.
+        env: environment variables in addition to the caller's.
+        timeout_s: the time limit of a call. After it the ranks are killed, and the error shows their stacks.
     """
     if size < 1:
         raise ValueError(f"ranks({size}): expected 1 or more")

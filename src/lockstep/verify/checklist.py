@@ -55,9 +55,9 @@ def check_who_wrote(records: Sequence[OutputRecord], trial: Path, here: Path) ->
     """Check that only rank 0 writes files, by what each rank opened for writing.
 
     Args:
-        records: The records of all ranks.
-        trial: The folder of the verification.
-        here: The working directory.
+        records: the records of all ranks.
+        trial: the folder of the verification.
+        here: the working directory.
 
     Temporary files, caches and system files do not count.
     """
@@ -81,9 +81,9 @@ def check_metrics(one: Sequence[Path], many: Sequence[Path], losses: Sequence[tu
     """Check that metrics and losses are equal on one process and on several.
 
     Args:
-        one: The event files of the runs on one process.
-        many: The event files of the same runs on several processes.
-        losses: For each step, the loss on one process and on several.
+        one: the event files of the runs on one process.
+        many: the event files of the same runs on several processes.
+        losses: for each step, the loss on one process and on several.
     """
     what = "metrics are the same on one process and on several"
     left, right = _evaluations(one), _evaluations(many)

@@ -52,8 +52,8 @@ def judge_inference(found: dict[str, Any], recorded: dict[str, Any] | None) -> C
     """Compare metrics.
 
     Args:
-        found: What the process printed: metrics from the checkpoint of several processes, and of one.
-        recorded: The metrics that the run on several processes recorded.
+        found: what the process printed: metrics from the checkpoint of several processes, and of one.
+        recorded: the metrics that the run on several processes recorded.
     """
     if "why_not" in found:
         return ChecklistItem(INFERENCE, None, found["why_not"])

@@ -46,12 +46,12 @@ def verify_config(
     """Verify a config with four trials; if a run fails, it is the last.
 
     Args:
-        settings: The config and its overrides, including those of `trial_overrides`.
-        processes: The number of processes to compare with one.
-        steps: The number of steps of each trial.
-        folder: Where to put the trials' files.
-        report: Called with a line of progress.
-        inference: The check that a checkpoint loads for inference.
+        settings: the config and its overrides, including those of `trial_overrides`.
+        processes: the number of processes to compare with one.
+        steps: the number of steps of each trial.
+        folder: where to put the trials' files.
+        report: called with a line of progress.
+        inference: the check that a checkpoint loads for inference.
     """
     every = [first_trial(), second_trial(processes), *resumed_trials(processes, steps)]
     comparison = _Comparison(ConfigUnderTest(settings), folder, report, width=max(len(trial.title) for trial in every))
@@ -73,12 +73,12 @@ def verify_script(
     """Verify a script: with four trials if its runs have a folder, else with two, plus a repeat if they differ.
 
     Args:
-        target: The script and its arguments, or -m and a module.
-        processes: The number of processes to compare with one.
-        steps: The number of steps after which each run is stopped.
-        one_args: Additional arguments, only for the run on one process.
-        folder: Where to put the trials' files.
-        report: Called with a line of progress.
+        target: the script and its arguments, or -m and a module.
+        processes: the number of processes to compare with one.
+        steps: the number of steps after which each run is stopped.
+        one_args: additional arguments, only for the run on one process.
+        folder: where to put the trials' files.
+        report: called with a line of progress.
     """
     subject = ScriptUnderTest(target, steps, one_args)
     comparison = _Comparison(subject, folder, report, width=len(repeated_trial().title))

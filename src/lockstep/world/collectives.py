@@ -47,9 +47,9 @@ def all_reduce(tensor: Tensor, op: Operation = "sum", group: dist.ProcessGroup |
     """Reduce `tensor` over all processes, in place, and return it. Every process gets the result.
 
     Args:
-        tensor: The tensor to reduce, of the same shape on every process.
+        tensor: the tensor to reduce, of the same shape on every process.
         op: "sum", "mean", "min", "max" or "product"; "mean" needs a floating-point or complex tensor.
-        group: The process group; the default one if omitted.
+        group: the process group; the default one if omitted.
     """
     if op not in _REDUCE_OPS:
         raise ValueError(f"op={op!r}: expected one of {', '.join(_REDUCE_OPS)}")
@@ -68,9 +68,9 @@ def reduce_tensor(tensor: Tensor, op: Operation = "mean", group: dist.ProcessGro
     """Return a reduced copy of `tensor`, by default its mean over all processes; `tensor` itself is not changed.
 
     Args:
-        tensor: The tensor to reduce, of the same shape on every process.
+        tensor: the tensor to reduce, of the same shape on every process.
         op: "sum", "mean", "min", "max" or "product"; "mean" needs a floating-point or complex tensor.
-        group: The process group; the default one if omitted.
+        group: the process group; the default one if omitted.
     """
     return all_reduce(tensor.detach().clone(), op, group)
 
@@ -79,8 +79,8 @@ def all_gather(tensor: Tensor, group: dist.ProcessGroup | None = None) -> list[T
     """Return every process's tensor in rank order, on every process.
 
     Args:
-        tensor: This process's tensor, of the same shape on every process.
-        group: The process group; the default one if omitted.
+        tensor: this process's tensor, of the same shape on every process.
+        group: the process group; the default one if omitted.
     """
     if get_world_size(group) == 1:
         return [tensor.detach().clone()]
@@ -93,9 +93,9 @@ def gather(tensor: Tensor, dst: int = 0, group: dist.ProcessGroup | None = None)
     """Return every process's tensor in rank order on rank `dst`, and None on the others.
 
     Args:
-        tensor: This process's tensor, of the same shape on every process.
-        dst: The rank that receives.
-        group: The process group; the default one if omitted.
+        tensor: this process's tensor, of the same shape on every process.
+        dst: the rank that receives.
+        group: the process group; the default one if omitted.
     """
     _check_peer("dst", dst, group)
     if get_world_size(group) == 1:
@@ -110,9 +110,9 @@ def broadcast(tensor: Tensor, src: int = 0, group: dist.ProcessGroup | None = No
     """Overwrite `tensor` with that of rank `src`, in place, and return it.
 
     Args:
-        tensor: The tensor to send or to overwrite, of the same shape on every process.
-        src: The rank that sends.
-        group: The process group; the default one if omitted.
+        tensor: the tensor to send or to overwrite, of the same shape on every process.
+        src: the rank that sends.
+        group: the process group; the default one if omitted.
     """
     _check_peer("src", src, group)
     if get_world_size(group) > 1:
@@ -126,10 +126,10 @@ def scatter(
     """Fill `output` with this rank's element of the `parts` on rank `src`, in place, and return it.
 
     Args:
-        output: Where this rank's part is written.
-        parts: One tensor per process, on rank `src`; ignored on the others.
-        src: The rank that sends.
-        group: The process group; the default one if omitted.
+        output: where this rank's part is written.
+        parts: one tensor per process, on rank `src`; ignored on the others.
+        src: the rank that sends.
+        group: the process group; the default one if omitted.
     """
     _check_peer("src", src, group)
     if get_rank(group) == src:

@@ -17,9 +17,9 @@ def set_determinism_flags(device: torch.device, *, tf32: bool, deterministic: bo
     """Choose which kernels a CUDA device may use; does nothing on other devices.
 
     Args:
-        device: The device this process computes on.
-        tf32: Allow TF32, which rounds the factors of fp32 products to 10 bits of mantissa.
-        deterministic: Use only deterministic kernels; an operation that has none raises an error that names it.
+        device: the device this process computes on.
+        tf32: allow TF32, which rounds the factors of fp32 products to 10 bits of mantissa.
+        deterministic: use only deterministic kernels; an operation that has none raises an error that names it.
             If False, cuDNN searches for its fastest kernels instead.
     """
     if device.type != "cuda":

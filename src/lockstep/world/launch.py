@@ -29,10 +29,10 @@ def launch(
     after `launch` then runs once, in the agent. Guard the call with `if __name__ == "__main__":`.
 
     Args:
-        main: The function to run; it is given this process's `World`.
-        nproc: The number of processes to start, or "auto" for one per device. If omitted, none is started.
+        main: the function to run; it is given this process's `World`.
+        nproc: the number of processes to start, or "auto" for one per device. If omitted, none is started.
         backend: "nccl" or "gloo"; chosen by the device if omitted.
-        timeout_s: The time limit for joining the job and for every collective.
+        timeout_s: the time limit for joining the job and for every collective.
         device: "cpu", "cuda", "cuda:N" or "mps"; chosen automatically if omitted.
     """
     if environment.read_role(nproc_given=nproc is not None) == "agent":

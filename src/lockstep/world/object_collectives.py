@@ -38,10 +38,10 @@ def broadcast_object(
     """Return the value of rank `src` on every process.
 
     Args:
-        value: The value to send; ignored on the other ranks.
-        src: The rank that sends.
-        max_bytes: The largest size of the encoded value; a larger one raises a ValueError.
-        group: The process group; the default one if omitted.
+        value: the value to send; ignored on the other ranks.
+        src: the rank that sends.
+        max_bytes: the largest size of the encoded value; a larger one raises a ValueError.
+        group: the process group; the default one if omitted.
     """
     if get_world_size(group) == 1:
         return decode_value(encode_value(value, max_bytes), max_bytes)
@@ -69,9 +69,9 @@ def all_gather_object(value: Any, max_bytes: int = MAX_BYTES, group: dist.Proces
     """Return every process's value in rank order, on every process.
 
     Args:
-        value: This process's value.
-        max_bytes: The largest size of one encoded value; a larger one raises a ValueError.
-        group: The process group; the default one if omitted.
+        value: this process's value.
+        max_bytes: the largest size of one encoded value; a larger one raises a ValueError.
+        group: the process group; the default one if omitted.
     """
     packet = encode_value(value, max_bytes)
     if get_world_size(group) == 1:
@@ -87,9 +87,9 @@ def gather_object(value: Any, dst: int = 0, max_bytes: int = MAX_BYTES) -> list[
     """Return every process's value in rank order on rank `dst`, and None on the others.
 
     Args:
-        value: This process's value.
-        dst: The rank that receives.
-        max_bytes: The largest size of one encoded value; a larger one raises a ValueError.
+        value: this process's value.
+        dst: the rank that receives.
+        max_bytes: the largest size of one encoded value; a larger one raises a ValueError.
     """
     packet = encode_value(value, max_bytes)
     if get_world_size() == 1:
@@ -107,9 +107,9 @@ def scatter_object(values: Sequence[Any] | None = None, src: int = 0, max_bytes:
     """Return this rank's element of the `values` on rank `src`.
 
     Args:
-        values: One value per process, on rank `src`; ignored on the others.
-        src: The rank that sends.
-        max_bytes: The largest size of one encoded value; a larger one raises a ValueError.
+        values: one value per process, on rank `src`; ignored on the others.
+        src: the rank that sends.
+        max_bytes: the largest size of one encoded value; a larger one raises a ValueError.
     """
     packets: list[Tensor] = []
     if get_rank() == src:

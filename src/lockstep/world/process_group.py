@@ -42,12 +42,12 @@ def setup_distributed(
     and no process group is made.
 
     Args:
-        rank: This process's rank, given together with `world_size`; MASTER_ADDR and MASTER_PORT are then used, or set
+        rank: this process's rank, given together with `world_size`; MASTER_ADDR and MASTER_PORT are then used, or set
             to this machine. `rank=-1, world_size=1` means a single process.
-        world_size: The number of processes in the job.
+        world_size: the number of processes in the job.
         backend: "nccl" or "gloo"; chosen by the device if omitted.
-        timeout_s: The time limit for joining and for every collective; 600 seconds if omitted.
-        device: The device to compute on; chosen automatically if omitted.
+        timeout_s: the time limit for joining and for every collective; 600 seconds if omitted.
+        device: the device to compute on; chosen automatically if omitted.
     """
     timeout_s = World().timeout_s if timeout_s is None else timeout_s
     if timeout_s <= 0:
@@ -88,9 +88,9 @@ def init_process_group(
 
     Args:
         backend: "nccl" or "gloo"; chosen by the device if omitted.
-        world_size: The number of processes in the job, given together with `rank`.
-        rank: This process's rank; if omitted, the launcher's environment variables decide.
-        timeout: The time limit for joining and for every collective, in seconds or as a timedelta; 600 seconds if
+        world_size: the number of processes in the job, given together with `rank`.
+        rank: this process's rank; if omitted, the launcher's environment variables decide.
+        timeout: the time limit for joining and for every collective, in seconds or as a timedelta; 600 seconds if
             omitted.
     """
     timeout_s = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout

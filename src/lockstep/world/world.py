@@ -17,17 +17,17 @@ class World:
     """This process's place in the job; unpacks as `rank, local_rank, world_size`.
 
     Args:
-        rank: This process's number among all processes, from 0.
-        local_rank: Its number among the processes of its machine.
-        size: The number of processes in the job.
-        local_size: The number of processes on this machine.
-        node: This machine's number, from 0.
-        num_nodes: The number of machines.
-        device: The device this process computes on.
-        backend: The process group's backend. None: there is no process group, and a world of one needs none.
-        launcher: What started this process.
-        timeout_s: The time limit for joining the job and for every collective.
-        attempt: How many times the launcher has restarted the job.
+        rank: this process's number among all processes, from 0.
+        local_rank: its number among the processes of its machine.
+        size: the number of processes in the job.
+        local_size: the number of processes on this machine.
+        node: this machine's number, from 0.
+        num_nodes: the number of machines.
+        device: the device this process computes on.
+        backend: the process group's backend. None: there is no process group, and a world of one needs none.
+        launcher: what started this process.
+        timeout_s: the time limit for joining the job and for every collective.
+        attempt: how many times the launcher has restarted the job.
     """
 
     rank: int = 0

@@ -1,17 +1,21 @@
 """Python processes that start with torch imported: forks of one server, for tests that run many commands.
 
 Importing torch takes longer than most commands under test. `WarmPython.start` forks a process that then behaves like
-`python ARGS` in the folder and the environment given, with its own standard streams, and exits as Python does.
+`python ARGS` in the folder and the environment given, with its own standard streams, and exits as Python does. If it
+becomes an agent, its fork server is a fork of it too.
 
 The server is this file run as a program, one for each pytest process; it ends when that process does.
 """
 
+import atexit
 import builtins
 import gc
 import importlib
 import json
+import logging
 import math
 import multiprocessing.process
+import multiprocessing.util
 import os
 import runpy
 import select
@@ -23,20 +27,29 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 import types
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any, TextIO, cast
 
 import numpy
+import torch
+
+from lockstep.config import environment
+from lockstep.launcher import fork_server, rank_processes
 
 _MAX_REQUEST = 1 << 20
 _NUM_STREAMS = 2
 
 # Variables that libraries read when they are imported: a process that has others must import them itself.
 READ_AT_IMPORT = ("OMP_", "MKL_", "KMP_", "ATEN_", "TORCH_", "CUDA_", "PYTHON", "LD_", "OPENBLAS_")
+
+_start_fork_server = rank_processes.start_fork_server  # which an agent in a warm process has replaced
 
 
 class WarmProcess:
@@ -276,6 +289,48 @@ def _become(request: dict[str, Any]) -> None:
         sys.exit(1)
 
 
+def _fork_fork_server(connection: int, arguments: Sequence[str]) -> "subprocess.Popen[bytes]":
+    """In an agent, in the place of `rank_processes.start_fork_server`: without a new interpreter."""
+    if len(list(Path("/proc/self/task").iterdir())) > 1:  # a thread may hold a lock that nobody in the fork releases
+        return _start_fork_server(connection, arguments)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()  # or both processes would print what it holds
+    threads = environment.threads_per_process()
+    return subprocess.Popen(
+        ["never executed"],
+        start_new_session=True,
+        preexec_fn=partial(_become_fork_server, connection, arguments, threads),  # which does not return
+    )
+
+
+def _become_fork_server(connection: int, arguments: Sequence[str], threads: int) -> None:
+    """In the forked process: drop what a new interpreter would not have, and serve."""
+    gc.enable()  # Popen has disabled it
+    gc.collect()  # now: what is collected later may close a file that has the number of an earlier one
+    gc.freeze()
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    atexit._clear()
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]
+    multiprocessing.util._finalizer_registry.clear()
+    logging.getLogger("lockstep").handlers.clear()
+    for fd in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+        if fd > 2 and fd != connection:
+            with suppress(OSError):
+                os.close(fd)
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    torch.set_num_threads(threads)
+    sys.argv = ["fork_server", str(connection), *arguments]
+    try:
+        fork_server.main()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
 def _import_everything() -> None:
     """What commands import, so that their processes need not."""
     for name in (
@@ -297,4 +352,5 @@ def _import_everything() -> None:
 
 if __name__ == "__main__":
     _import_everything()
+    rank_processes.start_fork_server = _fork_fork_server
     _become(_serve(socket.socket(fileno=int(sys.argv[1]))))

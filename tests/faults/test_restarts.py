@@ -246,7 +246,7 @@ def test_a_step_that_outlasts_the_grace_period_is_cut_short(tmp_path: Path) -> N
 
 
 def test_a_killed_fork_server_takes_its_ranks_along_and_is_replaced(tmp_path: Path, undisturbed: str) -> None:
-    with started(train(tmp_path, 2, "--max-restarts", "1", pause_s=0.05), tmp_path) as agent:
+    with started(train(tmp_path, 2, "--max-restarts", "1", pause_s=0.05), tmp_path, cold=True) as agent:
         wait_for(lambda: step_of(tmp_path) >= 6, 30, "a few steps")
         (server,) = [
             child

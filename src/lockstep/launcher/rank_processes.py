@@ -56,6 +56,17 @@ class RankStartError(LockstepError):
     """This machine does not let us start ranks."""
 
 
+def start_fork_server(connection: int, arguments: Sequence[str]) -> "subprocess.Popen[bytes]":
+    """Start it in a new interpreter. `connection`: the descriptor of its end of a socket."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "lockstep.launcher.fork_server", str(connection), *arguments],
+        # Torch counts its threads when it is imported.
+        env=environment.all_variables() | {"OMP_NUM_THREADS": str(environment.threads_per_process())},
+        pass_fds=[connection],
+        start_new_session=True,  # signals from the terminal are for the agent
+    )
+
+
 class RankProcesses:
     """All ranks of this machine, in the order of their local ranks; forks of one server: [Note: fork server]."""
 
@@ -77,13 +88,7 @@ class RankProcesses:
             return
         self._close_server()
         ours, theirs = socket.socketpair()
-        self._server = subprocess.Popen(
-            [sys.executable, "-m", "lockstep.launcher.fork_server", str(theirs.fileno()), self._warmth, *self._target],
-            # Torch counts its threads when it is imported.
-            env=environment.all_variables() | {"OMP_NUM_THREADS": str(environment.threads_per_process())},
-            pass_fds=[theirs.fileno()],
-            start_new_session=True,  # signals from the terminal are for the agent
-        )
+        self._server = start_fork_server(theirs.fileno(), [self._warmth, *self._target])
         theirs.close()
         self._connection = ours
         for module in self._modules_ahead:

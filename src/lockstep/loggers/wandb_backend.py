@@ -158,9 +158,7 @@ class WandbService:
         internals = self._internals()
         ending = _CallInThread(lambda: self._finish_and_stop(finish, exit_code), problems)
         if not ending.is_done_within(limit_s + _MARGIN_S):
-            problems.insert(
-                0, TimeoutError(f"W&B did not finish within {limit_s:g} s{self._manual_stop_hint(internals)}")
-            )
+            problems.insert(0, TimeoutError(f"W&B did not finish within {limit_s:g} s{self._stop_hint(internals)}"))
         if problems and internals is not None:
             internals.process.kill()
             internals.process.wait()
@@ -187,7 +185,7 @@ class WandbService:
     def _is_running(self) -> bool:
         return self._is_ours and environment.variable(_SERVICE_VARIABLE) is not None
 
-    def _manual_stop_hint(self, internals: WandbInternals | None) -> str:
+    def _stop_hint(self, internals: WandbInternals | None) -> str:
         import wandb
 
         if internals is not None or not self._is_running():

@@ -204,7 +204,15 @@ class ActivationCheckpointingConfig(Frozen):
 
 
 class Config(JobConfig):
-    """A training run. Recipes and users subclass it, and narrow `model` and `data` to Frozen classes of their own."""
+    """The settings of a training run: what a YAML file and `key=value` overrides are checked against.
+
+    Example:
+        config = lockstep.Config.from_file("run.yaml", ["optim.lr=1e-3"])
+        print(config.optim.lr)
+
+    Each key with its default is on the page Settings of the guide. To add keys, subclass it; recipes narrow `model` and
+    `data` in the same way.
+    """
 
     free_on_resume: ClassVar[frozenset[str]] = JobConfig.free_on_resume | {
         "activation_checkpointing",

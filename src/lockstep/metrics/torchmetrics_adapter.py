@@ -38,8 +38,17 @@ PRIVATE_COLLECTION_NAMES = ("_groups",)
 class TorchMetric:
     """A torchmetrics Metric or MetricCollection: write `TorchMetric(metric, …)` for `metric.update(…)`.
 
-    The metric object is moved to the device and used for one chunk at a time; its earlier state is lost. A state that
-    is reduced by "mean" weighs every chunk equally, as torchmetrics weighs every update.
+    Example:
+        auroc = torchmetrics.classification.MulticlassAUROC(10)
+
+        def metrics(model, batch):
+            x, y = batch
+            return {"auroc": TorchMetric(auroc, model(x), y)}
+
+        run.evaluate(model, test_set, metrics)
+
+    The metric object is moved to the device and used for one chunk at a time; what it held before is lost. A state
+    that is reduced by "mean" weighs every chunk equally, as torchmetrics weighs every update.
 
     Args:
         metric: the torchmetrics metric; the same object for every batch.

@@ -89,11 +89,17 @@ class DesignArchive:
 
 
 class ScoredDesign(NamedTuple):
-    """A design and the values of its objectives."""
+    """A design and the values of its objectives.
+
+    Attributes:
+        design: the value of each gene, by name.
+        values: the value of each objective, by name.
+        row: the design's row in the archive.
+    """
 
     design: dict[str, Any]
     values: dict[str, float]
-    row: int  # in the archive
+    row: int
 
 
 def best_design(problem: Problem, archive: DesignArchive, front: Tensor | None = None) -> ScoredDesign | None:

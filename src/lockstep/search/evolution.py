@@ -29,16 +29,27 @@ _CROSSOVER_INDEX = 5  # distribution index of simulated binary crossover: the la
 
 @dataclass(frozen=True)
 class EvolutionSettings:
-    """How `Evolution` selects, crosses and mutates designs."""
+    """How `Evolution` selects, crosses and mutates designs.
 
-    population_size: int = 100  # designs that survive as parents
-    elites: int | None = None  # parents that may survive if their children are no better; None: all
-    tournament_size: int = 2  # a parent is the best of this many designs drawn at random; more is greedier
-    crossover_rate: float = 0.9  # share of children that have two parents
-    blend_rate: float = 0.3  # share of groups that lie between or beyond the parents instead of copying one
-    mutation_rate: float | None = None  # share of genes that mutate; None: one gene on average
-    mutation_strength: float = 0.1  # deviation of wide steps as a share of a gene's range; maximum of narrow steps
-    strength_floor: float = 1e-6  # minimum of narrow steps
+    Args:
+        population_size: designs that survive to become parents.
+        elites: how many parents may survive if no child is better. None: all.
+        tournament_size: a parent is the best of this many drawn at random; more is greedier.
+        crossover_rate: share of children that have two parents.
+        blend_rate: share of groups that lie between or beyond the parents instead of copying one.
+        mutation_rate: share of genes that mutate. None: one gene on average.
+        mutation_strength: standard deviation of wide steps, as a share of a gene's range; maximum of narrow steps.
+        strength_floor: minimum of narrow steps.
+    """
+
+    population_size: int = 100
+    elites: int | None = None
+    tournament_size: int = 2
+    crossover_rate: float = 0.9
+    blend_rate: float = 0.3
+    mutation_rate: float | None = None
+    mutation_strength: float = 0.1
+    strength_floor: float = 1e-6
 
     def __post_init__(self) -> None:
         require_count("population_size", self.population_size)
@@ -58,7 +69,7 @@ class EvolutionSettings:
 
 
 class Evolution:
-    """The built-in `SearchStrategy`. Its first generation is a latin hypercube sample of the whole space.
+    """The built-in `SearchStrategy`. Its first generation is a Latin hypercube sample of the whole space.
 
     Args:
         genome: the genes of the designs.
@@ -76,10 +87,12 @@ class Evolution:
 
     @property
     def population(self) -> Tensor:
+        """The surviving designs, best first; empty before the first `tell`."""
         return self._population
 
     @property
     def costs(self) -> Tensor:
+        """The costs of `population`."""
         return self._costs
 
     def ask(self, count: int, generation: int) -> Tensor:

@@ -47,18 +47,31 @@ _MAX_REASONS = 3  # reasons for failures that are logged per generation
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """How large a search is, when it saves, and when it ends."""
+    """How large a search is, when it saves, and when it ends.
 
-    population_size: int = 64  # designs per generation
-    max_generations: int = 50  # end after this many
-    save_frequency: int = 1  # generations between two checkpoints
-    keep: int = 3  # newest checkpoints to keep
-    max_runtime_s: float | None = None  # end after this much time, over all attempts
-    patience: int | None = None  # end after this many generations without an improvement
-    min_delta: float = 0.0  # a smaller change is not an improvement
-    target: float | None = None  # end when the first objective reaches this value
+    Args:
+        population_size: designs per generation, over all ranks.
+        max_generations: the search ends after this many.
+        save_frequency: generations between two checkpoints.
+        keep: how many of the newest checkpoints stay.
+        max_runtime_s: the search ends after this time, over all attempts. None: no limit.
+        patience: end after this many generations without an improvement. None: do not.
+        min_delta: a smaller change of an objective is not an improvement.
+        target: end when the first objective reaches this value. None: do not.
+        evolution: how designs are varied; its `population_size` is replaced by the one above.
+        network: the surrogate network that helps to choose designs. None: evolution alone.
+    """
+
+    population_size: int = 64
+    max_generations: int = 50
+    save_frequency: int = 1
+    keep: int = 3
+    max_runtime_s: float | None = None
+    patience: int | None = None
+    min_delta: float = 0.0
+    target: float | None = None
     evolution: EvolutionSettings = field(default_factory=EvolutionSettings)
-    network: NetworkSettings | None = field(default_factory=NetworkSettings)  # None: evolution alone
+    network: NetworkSettings | None = field(default_factory=NetworkSettings)
 
     def __post_init__(self) -> None:
         for name in ("population_size", "max_generations", "save_frequency", "keep"):
@@ -84,14 +97,25 @@ class SearchSettings:
 
 
 class SearchResult(NamedTuple):
-    """What a search found; equal on all ranks."""
+    """What a search found; equal on all ranks.
 
-    best: ScoredDesign | None  # None if every evaluation failed
-    front: list[ScoredDesign]  # with several objectives, the Pareto front; otherwise empty
+    Attributes:
+        best: the best design; with several objectives, a compromise. None if every evaluation failed.
+        front: with several objectives, the Pareto front of all evaluated designs; otherwise empty.
+        generations: how many were evaluated.
+        evaluations: how many designs were evaluated, each once.
+        failures: how many of them failed.
+        ended: the reason why the search ended.
+        digest: the run's digest.
+        folder: the run folder, if there is one.
+    """
+
+    best: ScoredDesign | None
+    front: list[ScoredDesign]
     generations: int
     evaluations: int
     failures: int
-    ended: str  # the reason why it ended
+    ended: str
     digest: str
     folder: Path | None
 
@@ -119,6 +143,14 @@ class SearchClock:
 
 class Search:
     """A search over designs. All ranks construct it and run it together.
+
+    Example:
+        genome = search.Genome([search.FloatGene("x", -5, 5)])
+        problem = search.Problem(genome, (search.Objective("cost"),), search.ScalarEvaluator(lambda d: d["x"] ** 2))
+        result = search.Search(lockstep.Run("runs/mine", world, seed=7), problem).run_complete_pipeline()
+
+    Run the same script again, and it resumes in the generation that was under way; finished evaluations are not
+    repeated.
 
     Args:
         run: where the search is saved and logged; its seed is the search's.
@@ -164,7 +196,10 @@ class Search:
         self._pool = EvaluationPool(problem, run.world, run.seed, records)
 
     def run_complete_pipeline(self, base_params: Mapping[str, Any] | None = None) -> SearchResult:
-        """Run the search, or resume it. `base_params`: a design, by gene, to include in the first generation."""
+        """Run the search, or resume it, and return what it found.
+
+        `base_params`: a design, by gene, to include in the first generation.
+        """
         base = None if base_params is None else self.problem.genome.row(base_params)
         settings = self.settings
         self.run.run_log.start_info.update(**self._start_info())

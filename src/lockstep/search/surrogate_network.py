@@ -27,12 +27,19 @@ _FAILURE_COST = 3.0  # of a certain failure, in standard deviations: above the g
 
 @dataclass(frozen=True)
 class CurriculumStage:
-    """The loss weights and guided share that apply from a generation on, until the next stage."""
+    """Settings of the network that apply from a generation on.
 
-    generation: int = 0  # the first generation of this stage
-    value: float = 1.0  # weight of the value head's losses
-    policy: float = 1.0  # weight of the policy head's loss
-    guided_share: float | None = None  # None: that of the settings
+    Args:
+        generation: the first generation that the stage applies to, from 0.
+        value: the weight of the value head's loss.
+        policy: the weight of the policy head's loss.
+        guided_share: share of the children that the network chooses. None: that of `NetworkSettings`.
+    """
+
+    generation: int = 0
+    value: float = 1.0
+    policy: float = 1.0
+    guided_share: float | None = None
 
     def __post_init__(self) -> None:
         require_whole("generation", self.generation)
@@ -46,21 +53,37 @@ class CurriculumStage:
 
 @dataclass(frozen=True)
 class NetworkSettings:
-    """How the surrogate network is built and trained, and how much of each generation it guides."""
+    """How the surrogate network is built and trained, and how much of each generation it guides.
 
-    train_every: int = 1  # generations
-    steps: int = 60  # updates per training
-    global_batch: int = 128  # samples per update
-    lanes: int = 4  # at most this many processes share the training; with more, each does all of it
-    lr: float = 6e-3  # at the start of each training; it falls to a tenth
-    members: int = 4  # networks in the ensemble, which are averaged
-    width: int = 64  # of the hidden layers
-    depth: int = 2  # number of hidden layers
-    memory: int = 256  # designs to learn from: the best of the latest
-    guided_share: float = 0.5  # of the offspring; the others are the strategy's, unchanged
-    candidates: int = 16  # screened for each guided place: half from the strategy, half proposed by the policy
-    reach: float = 2.0  # how far from a parent it may propose designs, in standard deviations of those in memory
-    curriculum: tuple[CurriculumStage, ...] = ()  # in order; before its first stage, `CurriculumStage()` applies
+    Args:
+        train_every: generations between two trainings.
+        steps: updates per training.
+        global_batch: samples per update.
+        lanes: parts of a global batch, a power of two. With more ranks than that, each trains the whole network.
+        lr: the learning rate at the start of a training; it falls to a tenth.
+        members: networks in the ensemble, whose mean is used.
+        width: of the hidden layers.
+        depth: number of hidden layers.
+        memory: how many designs it learns from: the best of the latest.
+        guided_share: share of the children that the network chooses; the others come from the strategy alone.
+        candidates: screened for each guided design: half from the strategy, half proposed by the policy head.
+        reach: how far from a design it may propose others, in standard deviations of the designs it learned from.
+        curriculum: stages in order; before the first one, `CurriculumStage()` applies.
+    """
+
+    train_every: int = 1
+    steps: int = 60
+    global_batch: int = 128
+    lanes: int = 4
+    lr: float = 6e-3
+    members: int = 4
+    width: int = 64
+    depth: int = 2
+    memory: int = 256
+    guided_share: float = 0.5
+    candidates: int = 16
+    reach: float = 2.0
+    curriculum: tuple[CurriculumStage, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("train_every", "steps", "global_batch", "lanes", "members", "width", "depth", "memory"):

@@ -17,7 +17,14 @@ Mode = Literal["min", "max"]
 
 
 class Callback:
-    """Base class: what a `Trainer` calls at its named points. Override the methods you need."""
+    """Base class: what a `Trainer` calls at its named points. Override the methods you need.
+
+    Example:
+        class PrintLoss(lockstep.Callback):
+            def on_step(self, trainer, step):
+                if step.every(100) and trainer.world.is_main:
+                    print(step.number, step.loss)
+    """
 
     def on_start(self, trainer: "Trainer") -> None:
         """Called before the first step."""
@@ -75,6 +82,8 @@ class Best:
 class EarlyStopping(Callback):
     """Stops training when a metric has not improved for some evaluations.
 
+    Example: `Trainer(…, callbacks=[lockstep.EarlyStopping("accuracy", "max", patience=3)])`.
+
     Args:
         metric: the metric's name.
         mode: "min" or "max": which direction is better.
@@ -111,6 +120,9 @@ class EarlyStopping(Callback):
 
 class SaveBest(Callback):
     """Saves a checkpoint whenever a metric reaches its best value so far, and keeps it until there is a better one.
+
+    Example: `Trainer(…, callbacks=[lockstep.SaveBest("accuracy", "max")], folder="runs/mine")`; afterwards
+    `lockstep.load_checkpoint(model, "runs/mine", best=True)` loads it.
 
     Args:
         metric: the metric's name.

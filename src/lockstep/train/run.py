@@ -63,6 +63,10 @@ class Run:
             x, y = batch
             return F.cross_entropy(model(x), y, reduction="sum"), len(y)     # a sum and a count
 
+        def accuracy(model, batch):
+            x, y = batch
+            return {"accuracy": ((model(x).argmax(1) == y).sum(), len(y))}
+
         def main(world: lockstep.World) -> None:
             run = lockstep.Run("runs/mine", world, seed=7)
             model = run.prepare(make_model())
@@ -72,15 +76,18 @@ class Run:
                 step.accumulate(loss, model)
                 step.update(optimizer)
                 if step.every(100):
-                    run.log(loss=step.loss, **run.evaluate(model, test_set, metrics))
+                    run.log(loss=step.loss, **run.evaluate(model, test_set, accuracy))
 
-        lockstep.launch(main)
+        if __name__ == "__main__":
+            lockstep.launch(main)
 
-    Run the same script again, and it continues from the newest checkpoint in the folder, on any number of processes.
+    Run the same script again, and it continues from the newest checkpoint in the folder, on any number of processes; a
+    finished run yields no more steps. Settings that would change the result must be the same: see `resume`.
 
     Args:
         folder: where to write events and checkpoints, and what to resume from. None: nothing is written.
-        world: this process's place in the job, as `lockstep.launch` hands it to `main`. None: set up here.
+        world: this process's place in the job, as `lockstep.launch` hands it to `main`. None: call
+            `lockstep.setup_distributed()`.
         resume: what to do if continuing would change the result. "auto" refuses; "accept-drift" accepts another
             machine or library version; "force" also accepts other settings.
         trace: write the digests of every step, so that `lockstep.first_difference` can tell where two runs diverge.
@@ -239,12 +246,17 @@ class Run:
     def ema(self, model: nn.Module, decay: float = 0.999, *, warmup: bool = True) -> ExponentialMovingAverage:
         """Keep an exponential moving average of a prepared model's weights; every update moves it.
 
+        Example:
+            ema = run.ema(model, 0.999)
+            with ema.applied():  # the model has the averaged weights inside
+                scores = run.evaluate(model, test_set, metrics)
+
         Args:
             model: a prepared model.
             decay: how much of the average each update keeps.
             warmup: begin with a smaller decay, so that early averages are not stuck at the initial weights.
 
-        Evaluate it with `with ema.applied(): run.evaluate(…)`.
+        Returns the average. It is saved and resumed with the run.
         """
         if not self._state.parameter_names().keys() >= set(model.parameters()):
             raise UserError("call run.prepare(model) before run.ema(model): it may give the model other weights")
@@ -258,6 +270,8 @@ class Run:
 
     def register_state(self, name: str, thing: Resumable, *, in_digest: bool = False) -> None:
         """Save something else in every checkpoint and restore it on resume: a curriculum, a replay buffer.
+
+        Call it before `run.steps(…)`, which restores it. Example: `run.register_state("curriculum", curriculum)`.
 
         Args:
             name: what it is called in the checkpoint.
@@ -303,7 +317,7 @@ class Run:
 
         Args:
             dataset: a map-style or iterable data set, or a torch DataLoader. A DataLoader is rebuilt from its data
-                set, collate function and workers; one with a sampler of its own is used as it is, in fast mode.
+                set, collate function and workers; one with a custom sampler is used as it is, in fast mode.
             global_batch: samples of one step, over all ranks. Of a DataLoader, its batch size is the default.
             lanes: how many parts a global batch is cut into, a power of two. At most this many ranks can share it.
             tail: what to do with the samples left over at an epoch's end: "drop" them (default), "short" for a
@@ -314,8 +328,10 @@ class Run:
             prefetch: global batches that workers read ahead; 2 by default.
             collate: how samples become a batch; torch's default collate function by default.
             worker_init: called first in each worker, with the worker's number.
-            uneven: for a DataLoader with a sampler of its own: "cut" ends an epoch with the rank that has the fewest
+            uneven: for a DataLoader with a custom sampler: "cut" ends an epoch with the rank that has the fewest
                 batches, "join" with the rank that has the most.
+
+        Returns the loader, to be given to `run.steps`.
         """
         return choose_loader(
             dataset,
@@ -347,15 +363,19 @@ class Run:
     ) -> Iterator[Step]:
         """Yield the steps of this many epochs or updates, less those that an earlier attempt has made.
 
+        The run resumes here: when the loop starts, models, optimizers and registered state have the values of the
+        newest checkpoint.
+
         Args:
             loader: what `run.loader` returned.
-            epochs: how many epochs to train, or
-            steps: how many updates.
+            epochs: how many epochs to train. Give either this or `steps`.
+            steps: how many updates to make.
             save_every: save in between as well, not only at the end: `100` steps, or `"1 epoch"`.
             keep: how many of the newest checkpoints stay.
             keep_every: keep the checkpoints of every `keep_every`-th step as well.
             checkpoints: the three above in one value, instead of them.
-            finish: call `run.finish()` after the last step. With False, do so yourself.
+            finish: call `run.finish()` after the last step; then the run takes no more logs. With False, call it
+                yourself, as after several loops in one script.
         """
         policy = CheckpointPolicy(save_every, keep, keep_every)
         if checkpoints is not None:
@@ -380,8 +400,12 @@ class Run:
     ) -> Iterator[Round]:
         """Yield numbered rounds, less those of earlier attempts: for a loop that does not train by steps.
 
-        What a round changes is saved if it is registered: `run.register_state(name, thing, in_digest=True)`. Call
-        `run.finish()` after the last round.
+        Example:
+            run.register_state("population", population, in_digest=True)  # what the rounds change
+            for each in run.rounds(100):
+                population.evolve(each.number)  # from 1
+                each.is_last = population.has_converged()
+            run.finish()
 
         Args:
             count: how many rounds.
@@ -435,8 +459,10 @@ class Run:
     def evaluate(self, model: Any, dataset: Any, metrics: Metrics, *, batch: int = 256) -> dict[str, Any]:
         """Compute each metric over every sample of a data set, counted exactly once, on any number of ranks.
 
+        All ranks must call it.
+
         Args:
-            model: what `metrics` is called with; it is in evaluation mode meanwhile.
+            model: the model that `metrics` is called with; it is in evaluation mode meanwhile.
             dataset: a data set, a torch DataLoader, or a `lockstep` evaluation loader.
             metrics: `metrics(model, batch)` returns `{name: (sum, count)}` for means, or values of `lockstep.metrics`.
             batch: samples in a batch. The batches do not depend on the number of ranks.
@@ -452,7 +478,10 @@ class Run:
         return results
 
     def log(self, **values: Any) -> None:
-        """Write values into the run's events, on rank 0; all ranks may call it."""
+        """Write values into the run's events, on rank 0; all ranks may call it.
+
+        `values`: numbers, texts, or lists and dictionaries of them. Of a tensor, give `tensor.item()`.
+        """
         self._check_open("log")
         self.run_log.events.emit("step", self._loop.number, **values)
 
@@ -468,7 +497,12 @@ class Run:
         self.run_log.log_image(name, self._loop.number, image)
 
     def log_text(self, name: str, text: str) -> None:
-        """Write a text into the run's events and show it in the loggers, on rank 0; all ranks may call it."""
+        """Write a text into the run's events and show it in the loggers, on rank 0; all ranks may call it.
+
+        Args:
+            name: what the loggers call it.
+            text: the text.
+        """
         self._check_open("log_text")
         self.run_log.log_text(name, self._loop.number, text)
 
@@ -488,7 +522,7 @@ class Run:
         return self._state.state()
 
     def digest(self) -> str:
-        """Return the sha256 of that state, in hex: equal digests mean equal bits. All ranks must call it together."""
+        """Return the sha256 of `state()`, in hex: equal digests mean equal bits. All ranks must call it together."""
         return digest(self._state.tensors())
 
     def finish(self, **metadata: Any) -> str:

@@ -60,15 +60,23 @@ class Step:
             step.backward(*loss(model, batch))
 
     Two models with an optimizer each (a GAN) are two such pairs in one step.
+
+    Attributes:
+        number: counts updates, from 1.
+        batch: the global batch, as the loader made it.
+        weight: the weights of the current lane's samples, if the loader pads (`tail="pad"`).
+        norm: after `update`, the gradients' norm before clipping, if the run clips.
+        is_updated: an update was made in this step.
+        was_skipped: the latest update was skipped, because a loss or a gradient was not finite.
     """
 
     def __init__(self, number: int, batch: GlobalBatch, context: StepContext, boundaries: StepBoundaries) -> None:
-        self.number = number  # counts updates, from 1
+        self.number = number
         self.batch = batch
-        self.weight: Tensor | None = None  # of the current lane's samples, where the loader pads
-        self.norm: Tensor | None = None  # of the gradients before clipping, where they are clipped
-        self.is_updated = False  # an update was made
-        self.was_skipped = False  # the latest update was not made: something in it was not finite
+        self.weight: Tensor | None = None
+        self.norm: Tensor | None = None
+        self.is_updated = False
+        self.was_skipped = False
         self._context = context
         self._boundaries = boundaries
         self._passes: list[_PendingPass] = []
@@ -105,11 +113,12 @@ class Step:
 
     @property
     def lanes(self) -> Iterator[Any]:
-        """This rank's batches, one for each of its lanes; `backward` then applies to every prepared model."""
+        """Iterate over this rank's batches, one for each of its lanes. Call `backward` once for each; the gradients of
+        all prepared models are accumulated."""
         return self.lanes_of(None)
 
     def lanes_of(self, model: Models | None) -> Iterator[Any]:
-        """Yield the same batches, for the gradients of one model (or several) alone."""
+        """Like `lanes`, but accumulate the gradients of this model only, or of these models."""
         return self._run_lanes(model, None)
 
     def _run_lanes(self, model: Models | None, loss: Loss | None) -> Iterator[Any]:
@@ -185,7 +194,7 @@ class Step:
     def update(self, *optimizers: Optimizer) -> None:
         """Wait for the sum of all ranks' gradients, clip it, step these optimizers, move EMAs and schedules.
 
-        Several optimizers of one model belong into one call.
+        Several optimizers of one model belong in one call. You need no `zero_grad()`: a step starts without gradients.
         """
         passes = self._passes if len(self._passes) == 1 else self._passes_of(optimizers)
         if not passes:
@@ -227,12 +236,12 @@ class Step:
 
     @property
     def loss(self) -> float:
-        """The loss of the latest update over all lanes of all ranks. Reading it waits for the device."""
+        """The loss of the latest update: its mean over all lanes of all ranks. Reading it waits for the device."""
         return self.loss_tensor.item()
 
     @property
     def loss_tensor(self) -> Tensor:
-        """The same as a tensor on the device, without waiting."""
+        """`loss` as a tensor on the device; reading it does not wait."""
         if self._last_pass is None:
             raise UserError("step.loss is known after step.update(…)")
         return self._last_pass.loss()

@@ -43,6 +43,8 @@ HistoryEntry = dict[str, Any]  # step, epoch, train_loss, and the metrics where 
 class Trainer:
     """Trains a module with an optimizer, evaluates it, and, with a folder, saves and resumes.
 
+    With a folder, run the same script again to continue; `train` then makes only the steps that are left.
+
     Example:
         trainer = Trainer(model, torch.optim.AdamW(model.parameters(), lr=3e-4), loss, metrics, folder="runs/mine")
         history = trainer.train(train_loader, val_loader, epochs=10)
@@ -50,15 +52,21 @@ class Trainer:
     Args:
         model: the module to train. A DataParallel or DistributedDataParallel around it is removed.
         optimizer: an optimizer of its parameters.
-        loss: `loss(model, batch)` returns a sum and a count. Default: the model's output carries its own loss.
+        loss: `loss(model, batch)` returns a sum and a count. Default: the model's output is a mean loss, or has one as
+            `output.loss` or `output["loss"]`.
         metrics: `metrics(model, batch)`, what evaluation computes, as for `Run.evaluate`. Default: the loss.
         schedule: the learning rate's schedule, as for `Run.optimizer`.
         ema: an average made by `run.ema(model)`; evaluation then uses the averaged weights.
-        callbacks: called at the points named above; see `Callback`.
+        callbacks: called at the start, after each update, after each evaluation and at the end; see `Callback`.
         device: where to train. Default: the device of this process.
         folder: where to write events and checkpoints, and what to resume from. None: nothing is written.
-        run: a `Run` of your own, with the options it takes, in place of `folder` and `device`. Call its `finish()`
-            after training.
+        run: in place of `folder` and `device`, a `Run` made with the options you want. Call its `finish()` after
+            training.
+
+    Attributes:
+        history: one dictionary per evaluation: `step`, `epoch`, `train_loss`, and the metrics if there is a validation
+            set.
+        metrics: the metrics of the latest evaluation.
     """
 
     def __init__(
@@ -85,7 +93,7 @@ class Trainer:
             raise UserError("ema= was not made by this run, so no update would move it: make it with run.ema(model)")
         self.ema = ema
         self.history: list[HistoryEntry] = []
-        self.metrics: dict[str, Any] = {}  # of the latest evaluation
+        self.metrics: dict[str, Any] = {}
         self._loss = loss
         self._metrics = metrics or self._loss_as_metric
         self._callbacks = list(callbacks)
@@ -95,6 +103,7 @@ class Trainer:
 
     @property
     def world(self) -> World:
+        """This process's place in the job."""
         return self.run.world
 
     @property
@@ -112,7 +121,9 @@ class Trainer:
         evaluate_every: Duration | str | int = "1 epoch",
         checkpoints: CheckpointPolicy | None = None,
     ) -> list[HistoryEntry]:
-        """Train for this many more epochs or updates, less those that an earlier attempt has made.
+        """Train for this many epochs or updates, less those that an earlier attempt has made.
+
+        Call it again in the same script to train for more.
 
         Args:
             train_loader: what `run.loader` returned, or a torch DataLoader, whose batch size is the global batch.
@@ -122,7 +133,7 @@ class Trainer:
             evaluate_every: `"1 epoch"`, or a number of updates. The end is always evaluated.
             checkpoints: when to save besides the end, and how many checkpoints stay.
 
-        Returns the history, the same on every rank.
+        Returns `history`, the same on every rank.
         """
         loader = self.run.loader(train_loader) if isinstance(train_loader, DataLoader) else train_loader
         schedule = _EvaluationSchedule(evaluate_every, run_length(loader))
@@ -152,7 +163,7 @@ class Trainer:
         return self.history
 
     def evaluate(self, loader: EvaluationLoader | DataLoader[Any]) -> dict[str, Any]:
-        """Return the metrics over all ranks' samples, each counted once."""
+        """Return the metrics over all ranks' samples, each counted once. All ranks must call it."""
         with self.evaluated_weights():
             return self.run.evaluate(self.model, loader, self._metrics)
 
@@ -161,7 +172,7 @@ class Trainer:
         return nullcontext() if self.ema is None else self.ema.applied()
 
     def enable_gradient_checkpointing(self, *, every: int = 1, classes: Sequence[str] = ()) -> str:
-        """Recompute activations in the backward pass, for less memory: see `Run.checkpoint_activations`."""
+        """Recompute activations in the backward pass, to save memory. Arguments as for `Run.checkpoint_activations`."""
         return self.run.checkpoint_activations(self.model, every=every, classes=classes)
 
     def stop(self, reason: str) -> None:
@@ -183,6 +194,7 @@ class Trainer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned. The run calls it on resume."""
         self.history, self.metrics = state["history"], state["metrics"]
         self._stop_reason = state["stop_reason"]
         self._period.load_state_dict(state["stage"], self.world.device)

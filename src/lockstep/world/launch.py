@@ -26,7 +26,16 @@ def launch(
     """Run `main(world)` as one process, as a worker of the launcher that started it, or on `nproc` new processes.
 
     With `nproc` the script becomes an agent that starts copies of itself and returns when all of them are done; code
-    after `launch` then runs once, in the agent. Guard the call with `if __name__ == "__main__":`.
+    after `launch` then runs once, in the agent. If a process fails, the script ends with one of lockstep's exit codes.
+
+    Without `nproc`, a `LockstepError` is printed in one line and ends the process; other exceptions are raised.
+
+    Example:
+        def main(world: lockstep.World) -> None:
+            print(f"rank {world.rank} of {world.size} on {world.device}")
+
+        if __name__ == "__main__":
+            lockstep.launch(main)
 
     Args:
         main: the function to run; it is given this process's `World`.

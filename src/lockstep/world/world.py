@@ -16,6 +16,10 @@ from lockstep.config.placement import Launcher
 class World:
     """This process's place in the job; unpacks as `rank, local_rank, world_size`.
 
+    `lockstep.launch(main)` passes one to `main`, and `lockstep.setup_distributed()` returns one:
+
+        rank, local_rank, world_size = lockstep.setup_distributed()
+
     Args:
         rank: this process's number among all processes, from 0.
         local_rank: its number among the processes of its machine.

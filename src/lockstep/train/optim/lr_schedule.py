@@ -65,22 +65,43 @@ class Schedule:
 
     @classmethod
     def constant(cls, *, warmup: Span = NONE) -> Self:
-        """Warm up, then keep the learning rate."""
+        """Warm up, then keep the learning rate.
+
+        `warmup`: how long the warm-up lasts; 0 by default.
+        """
         return cls(kind="constant", warmup=_read("warmup", warmup))
 
     @classmethod
     def linear(cls, *, warmup: Span = NONE, length: Span | None = None, final: float = 0.0) -> Self:
-        """Decay linearly from 1 to the factor `final`, reached at the run's end or after `length`."""
+        """Warm up, then decay linearly.
+
+        Args:
+            warmup: how long the warm-up lasts.
+            length: when the decay ends, counted from the start of the run, warm-up included. None: with the run.
+            final: the learning rate at the end, as a fraction of the optimizer's.
+        """
         return cls(kind="linear", warmup=_read("warmup", warmup), length=_read_optional("length", length), final=final)
 
     @classmethod
     def cosine(cls, *, warmup: Span = NONE, length: Span | None = None, final: float = 0.0) -> Self:
-        """Decay along half a cosine from 1 to the factor `final`, reached at the run's end or after `length`."""
+        """Warm up, then decay along half a cosine.
+
+        Args:
+            warmup: how long the warm-up lasts.
+            length: when the decay ends, counted from the start of the run, warm-up included. None: with the run.
+            final: the learning rate at the end, as a fraction of the optimizer's.
+        """
         return cls(kind="cosine", warmup=_read("warmup", warmup), length=_read_optional("length", length), final=final)
 
     @classmethod
     def step(cls, *, every: Span, factor: float = 0.1, warmup: Span = NONE) -> Self:
-        """Multiply the learning rate by `factor` after each `every`, counted from the end of the warm-up."""
+        """Warm up, then lower the learning rate at regular intervals.
+
+        Args:
+            every: the interval, counted from the end of the warm-up.
+            factor: what the learning rate is multiplied by after each interval.
+            warmup: how long the warm-up lasts.
+        """
         return cls(kind="step", warmup=_read("warmup", warmup), every=_read("every", every), factor=factor)
 
     def bind(self, run: RunLength) -> Factor:

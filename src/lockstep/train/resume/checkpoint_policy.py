@@ -9,7 +9,7 @@ from lockstep.errors import UserError
 
 @dataclass(frozen=True)
 class CheckpointPolicy:
-    """When to save, and what to keep. A run is always saved at its end, and when it is asked to stop.
+    """When to save, and which checkpoints to keep. A run is always saved at its end, and when it is asked to stop.
 
     Args:
         every: how often to save in between: a number of steps (`100`) or a duration (`"1 epoch"`). None: never.
@@ -46,4 +46,5 @@ class CheckpointPolicy:
 
     @property
     def retention(self) -> Retention:
+        """Which checkpoints stay: `keep` and `keep_every`."""
         return Retention(self.keep, self.keep_every)

@@ -113,8 +113,10 @@ class Step:
 
     @property
     def lanes(self) -> Iterator[Any]:
-        """Iterate over this rank's batches, one for each of its lanes. Call `backward` once for each; the gradients of
-        all prepared models are accumulated."""
+        """Iterate over this rank's batches, one for each of its lanes.
+
+        Call `backward` once for each; the gradients of all prepared models are accumulated.
+        """
         return self.lanes_of(None)
 
     def lanes_of(self, model: Models | None) -> Iterator[Any]:

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # imported after init_process_group, it would hold the group until Python exits
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import Tensor, nn

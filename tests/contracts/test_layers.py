@@ -1,6 +1,7 @@
 """Imports point to the left only: a layer may import those before it in this list, and no others."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,6 +38,9 @@ BESIDE = {
 
 # The environment is read in one file; the others are given what it says.
 READS_ENVIRONMENT = "config/environment.py"
+
+# Module-level values that are not state: they are set once, on import.
+NOT_STATE = {"__all__", "app", "logger", "recipe"}
 
 
 def modules() -> Iterator[tuple[str, Path]]:
@@ -84,6 +88,27 @@ def _attributes(path: Path) -> set[str]:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os"
     }
+
+
+def test_modules_with_process_wide_state_are_listed() -> None:
+    (section,) = re.findall(
+        r"## Process-wide state\n(.*?)\n## ", (ROOT / "docs/architecture.md").read_text(), flags=re.DOTALL
+    )
+    listed = re.findall(r"^\| `([\w/]+\.py)` \|", section, flags=re.MULTILINE)
+    assert listed == [str(path.relative_to(PACKAGE)) for _, path in modules() if _holds_state(path)]
+
+
+def _holds_state(path: Path) -> bool:
+    """Does the module have a variable of its own, in lower case, that is a container or what a call has returned?"""
+    containers = (ast.Dict, ast.List, ast.Set, ast.DictComp, ast.ListComp, ast.SetComp)
+    for node in ast.parse(path.read_text()).body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        names = [target.id for target in targets if isinstance(target, ast.Name) and target.id.islower()]
+        value = getattr(node, "value", None)
+        is_found_in_library = isinstance(value, ast.Call) and re.match(r"getattr\(|_find_", ast.unparse(value))
+        if set(names) - NOT_STATE and isinstance(value, (ast.Call, *containers)) and not is_found_in_library:
+            return True
+    return False
 
 
 @pytest.mark.parametrize("name", ["docs/architecture.md", "CONTRIBUTING.md"])

@@ -4,8 +4,10 @@ import logging
 import os
 import re
 import socket
+import sys
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import psutil
 import pytest
@@ -16,6 +18,7 @@ import lockstep
 from lockstep.errors import WorldError
 from lockstep.testing import ranks
 from lockstep.world.world import World
+from tests.commands import free_port, run
 
 
 def describe_world(world: World) -> tuple[object, ...]:
@@ -200,3 +203,24 @@ def test_a_missing_store_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
     with pytest.raises(WorldError, match=f"rank 1 cannot reach the job's store at 127.0.0.1:{port}"):
         lockstep.setup_distributed(1, 2, timeout_s=1, device="cpu")
+
+
+THREADS_AFTER_LEAVING = """
+from pathlib import Path
+import torch, lockstep
+
+lockstep.setup_distributed()
+model = torch.nn.Linear(2, 2)
+torch.optim.AdamW(model.parameters())
+lockstep.cleanup_distributed()
+print([name for path in Path("/proc/self/task").glob("*/comm") if "gloo" in (name := path.read_text())])
+"""
+
+
+def test_no_thread_of_the_process_group_outlives_it(tmp_path: Path) -> None:
+    """They would run while Python exits, which may crash it: "terminate called without an active exception"."""
+    (tmp_path / "script.py").write_text(THREADS_AFTER_LEAVING)
+    variables = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    finished = run([sys.executable, "script.py"], tmp_path, variables, cold=True)  # a warm one has imported everything
+    assert finished.code == 0, finished.err
+    assert finished.out == "[]\n"

@@ -14,7 +14,7 @@ from lockstep.config import environment
 from lockstep.config.placement import LOOPBACK
 from lockstep.testing.failures import PortTaken, RankFailure, RanksFailed, RanksTimeout
 from lockstep.testing.rank_worker import Call, Raised, Ready, Release, Returned
-from lockstep.testing.worker_pool import POOL, WorkerProcess, collect_stacks
+from lockstep.testing.worker_pool import shared_pool, WorkerProcess, collect_stacks
 
 if TYPE_CHECKING:  # for the signature only: the caller does not import torch
     from lockstep.world.world import World
@@ -68,7 +68,7 @@ class Ranks:
         return [pickle.loads(value) for value in values]
 
     def _attempt(self, task: bytes) -> list[bytes]:
-        workers = POOL.first(self.size)
+        workers = shared_pool.first(self.size)
         port = _free_port()
         variables = {**environment.all_variables(), **_VARIABLES, "MASTER_PORT": str(port), **self.env}
         calls = [

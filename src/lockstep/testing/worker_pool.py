@@ -170,14 +170,14 @@ def collect_stacks(workers: Sequence[WorkerProcess]) -> list[str]:
     return [worker.stack or f"process {worker.pid} did not answer; is it stopped?" for worker in workers]
 
 
-POOL = WorkerPool()  # one per process, so that all callers share its workers
+shared_pool = WorkerPool()  # one per process, so that all callers share its workers
 
 
 def close_pool() -> None:
     """End every worker now instead of at the end of this process. The next call starts new ones."""
-    POOL.close()
+    shared_pool.close()
 
 
 def pool_pids() -> list[int]:
     """Return the process ids of the living workers, in rank order."""
-    return POOL.pids
+    return shared_pool.pids

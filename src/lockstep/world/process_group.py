@@ -9,6 +9,10 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+
+# Its functions have the default process group as a default argument. Imported later, as the first optimizer does, it
+# would hold the group of that moment for good, so that gloo's threads still ran while Python exits, and might crash it.
+import torch.distributed.nn.functional
 from torch.distributed import DistNetworkError
 
 from lockstep.config import environment

@@ -7,7 +7,6 @@ becomes an agent, its fork server is a fork of it too.
 The server is this file run as a program, one for each pytest process; it ends when that process does.
 """
 
-import atexit
 import builtins
 import gc
 import importlib
@@ -15,7 +14,6 @@ import json
 import logging
 import math
 import multiprocessing.process
-import multiprocessing.util
 import os
 import runpy
 import select
@@ -48,6 +46,8 @@ _NUM_STREAMS = 2
 
 # Variables that libraries read when they are imported: a process that has others must import them itself.
 READ_AT_IMPORT = ("OMP_", "MKL_", "KMP_", "ATEN_", "TORCH_", "CUDA_", "PYTHON", "LD_", "OPENBLAS_")
+
+_finalizers_of_imports: set[Any] = set()
 
 _start_fork_server = rank_processes.start_fork_server  # which an agent in a warm process has replaced
 
@@ -312,9 +312,8 @@ def _become_fork_server(connection: int, arguments: Sequence[str], threads: int)
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-    atexit._clear()
-    weakref.finalize._registry.clear()  # type: ignore[attr-defined]
-    multiprocessing.util._finalizer_registry.clear()
+    for finalizer in _finalizers() - _finalizers_of_imports:
+        finalizer.detach()  # the agent's temporary folders are for the agent to remove
     logging.getLogger("lockstep").handlers.clear()
     for fd in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
         if fd > 2 and fd != connection:
@@ -329,6 +328,10 @@ def _become_fork_server(connection: int, arguments: Sequence[str], threads: int)
         traceback.print_exc()
     finally:
         os._exit(1)
+
+
+def _finalizers() -> set[Any]:
+    return set(weakref.finalize._registry)  # type: ignore[attr-defined]
 
 
 def _import_everything() -> None:
@@ -347,6 +350,7 @@ def _import_everything() -> None:
         "lockstep.train.trainer",
     ):
         importlib.import_module(name)
+    _finalizers_of_imports.update(_finalizers())
     gc.freeze()  # collecting it would copy the memory pages that the processes share
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import Finished, clean_environment, is_running, run, started, wait_for
+from tests.commands import LOCKSTEP, Finished, clean_environment, is_running, run, started, wait_for
 from tests.warm_python import WarmProcess, WarmPython, has_usual_imports
 
 
@@ -165,3 +165,23 @@ def test_several_threads_may_start_processes(tmp_path: Path) -> None:
     with ThreadPoolExecutor(6) as threads:
         finished = list(threads.map(lambda n: run([sys.executable, "script.py", str(n)], tmp_path), numbers))
     assert [(each.code, each.out) for each in finished] == [(number, f"{number}\n") for number in numbers]
+
+
+RANK_AT_START = """
+import logging, os, signal, sys, threading, torch
+handlers = {number.name: str(signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+descriptors = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd") if int(number) > 2]
+print(sys.argv, os.getcwd(), torch.get_num_threads(), threading.active_count(), logging.getLogger("lockstep").handlers)
+files = [os.path.basename(os.readlink(path)) for path in descriptors if os.path.exists(path)]
+print(sorted(name.split(":")[0] for name in files), handlers)
+print(sorted(os.environ), os.environ["OMP_NUM_THREADS"])
+"""
+
+
+def test_ranks_of_a_warm_agent_start_as_those_of_a_cold_one(tmp_path: Path) -> None:
+    """Its fork server is a fork of the agent, of which the ranks must find nothing."""
+    (tmp_path / "script.py").write_text(RANK_AT_START)
+    command = [*LOCKSTEP, "run", "-n", "1", "script.py", "an argument"]
+    warm, cold = run(command, tmp_path), run(command, tmp_path, cold=True)
+    assert warm.code == 0, warm.err
+    assert warm == cold

@@ -197,14 +197,19 @@ def has_only_victims(exits: Sequence[RankExit]) -> bool:
 
 
 def _suspicion(end: RankExit) -> tuple[int, float]:
-    """Sort key: the likeliest cause first; among equals, the earliest report."""
+    """Sort key: the likeliest cause first; among equals, the earliest report.
+
+    Of several killed ranks, one that waited for another's gradients is less likely the cause: it did no work that could
+    have exhausted the memory.
+    """
     report = end.report
     if report is not None:
         return (_LOST_CONTACT if report.communication else _RAISED), report.time
     if end.exit_code is None:
         return _STILL_RUNNING, 0.0
     if -end.exit_code in _FATAL_SIGNALS:
-        return _KILLED, 0.0
+        is_waiting = end.heartbeat is not None and end.heartbeat.phase == Phase.EXCHANGING
+        return _KILLED, float(is_waiting)
     # A rank that exits early without an error makes the others fail as surely as one that crashes.
     return (_EXITED_WITH_ERROR if end.exit_code != 0 else _EXITED_EARLY), 0.0
 

@@ -50,6 +50,16 @@ def test_a_killed_rank_is_the_cause_though_only_its_victim_wrote_a_report() -> N
     assert text.startswith("rank 1 of 2 failed, the cause: killed by SIGKILL")
 
 
+def test_of_two_killed_ranks_the_one_that_was_at_work_is_the_cause() -> None:
+    """The kernel may kill several for lack of memory; those that only waited have not used it up."""
+    waiting, computing = (
+        Heartbeat(7, 7, 3, phase, 0.0, None, False, False, {}, []) for phase in (Phase.EXCHANGING, Phase.COMPUTING)
+    )
+    text = explained([RankExit(0, -9, heartbeat=waiting), RankExit(1, -9, heartbeat=computing)], 2)
+    assert text.startswith("rank 1 of 2 failed")
+    assert "its victims: rank 0 (ended by SIGKILL)" in text
+
+
 def test_an_abort_is_suspected_less_than_an_exception() -> None:
     text = explained([RankExit(0, -6), RankExit(1, 1, raised("KeyError: 'x'"))], 2)
     assert "cause: KeyError: 'x'" in text

@@ -14,7 +14,7 @@ from lockstep.config import environment
 from lockstep.config.placement import LOOPBACK
 from lockstep.testing.failures import PortTaken, RankFailure, RanksFailed, RanksTimeout
 from lockstep.testing.rank_worker import Call, Raised, Ready, Release, Returned
-from lockstep.testing.worker_pool import shared_pool, WorkerProcess, collect_stacks
+from lockstep.testing.worker_pool import WorkerProcess, collect_stacks, shared_pool
 
 if TYPE_CHECKING:  # for the signature only: the caller does not import torch
     from lockstep.world.world import World

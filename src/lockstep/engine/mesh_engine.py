@@ -22,7 +22,7 @@ from lockstep.engine.engine import CommStats, ReducedGradients
 from lockstep.engine.fast_engine import FastEngine, FastPass, TableRows
 from lockstep.engine.gradient_math import all_finite, block_squares, scale_gradients
 from lockstep.engine.gradient_tree import Gradients
-from lockstep.engine.loss_table import ControlFlags
+from lockstep.engine.loss_table import ControlFlags, Terms
 from lockstep.errors import UserError
 from lockstep.world.collectives import all_reduce
 from lockstep.world.dtensor import is_dtensor, local_shard_of, local_tensor
@@ -145,12 +145,12 @@ class FsdpReducer:
         scale_gradients([_local_gradient(p) for p in parameters if p.grad is not None], scale)
 
 
-class MeshPass(FastPass):
-    """A pass that sets the gradients of other parameters aside while FSDP reduces its own."""
+class MeshPass:
+    """A pass that sets the gradients of other parameters aside while FSDP reduces its own. It runs a `FastPass`."""
 
     def __init__(self, engine: FastEngine, parameters: Sequence[Parameter], reducer: FsdpReducer) -> None:
         # Autograd sees FSDP's unsharded parameters and not these, so `inputs` cannot restrict a backward pass to them.
-        super().__init__(engine, parameters, inputs=None, reducer=reducer, guess=None)
+        self._pass = FastPass(engine, parameters, inputs=None, reducer=reducer, guess=None)
         self._is_ended = False
         own = set(parameters)
         others = [parameter for parameter in engine.all_parameters if parameter not in own]
@@ -163,17 +163,38 @@ class MeshPass(FastPass):
     @property
     def has_unreduced_gradients(self) -> bool:
         """Whether lanes were run whose gradients still are inside FSDP."""
-        return self.has_loss and not self._is_ended
+        return self._pass.has_loss and not self._is_ended
+
+    def open_lane(self, lane: int, size: int) -> None:
+        self._pass.open_lane(lane, size)
+
+    def backward(self, terms: Terms, *, more: bool, retain_graph: bool = False) -> None:
+        self._pass.backward(terms, more=more, retain_graph=retain_graph)
+
+    def close_lane(self) -> None:
+        self._pass.close_lane()
 
     def end(self) -> None:
         self._is_ended = True
-        if not self.is_reduced:
+        if not self._pass.is_reduced:
             raise UserError(
                 "no backward pass in this rank's last lane: under a mesh, every rank must call step.backward(…) there"
             )
         for parameter, gradient in self._set_aside:
             parameter.grad = gradient
         self._set_aside = []
+
+    def finish(self) -> None:
+        self._pass.finish()
+
+    def loss(self) -> Tensor:
+        return self._pass.loss()
+
+    def loss_sums(self) -> list[Tensor]:
+        return self._pass.loss_sums()
+
+    def nonfinite_lanes(self) -> list[int]:
+        return self._pass.nonfinite_lanes()
 
 
 class DTensorGradients:

@@ -71,7 +71,8 @@ def explain_hang(analyzed: Sequence[WaitAnalysis], hung_ranks: Collection[int], 
         sentences.append(f"Rank {other.rank} {_diagnose(other, is_busy=other.rank in busy).words}")
     waiting = {rank: wait for rank, wait in waits.items() if rank not in {each.rank for each in hung}}
     if waiting:
-        sentences.append(_describe_waits(waiting).replace("rank", "Rank", 1))
+        words = _describe_waits(waiting)
+        sentences.append(words[0].upper() + words[1:])
     sentences.append(diagnosis.remedy)
     at = f" at {diagnosis.frame.place}" if diagnosis.frame is not None else ""
     verdict = FailureVerdict(

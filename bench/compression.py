@@ -16,7 +16,7 @@ import torch
 from lockstep.recipes.registry import load_recipe
 from lockstep.testing import ranks
 from lockstep.train.optim.optimizer_factory import build_optimizer
-from lockstep.train.recipe import made_for
+from lockstep.train.recipe import recipe_for_run
 from lockstep.train.run import Run
 from lockstep.world.world import World
 
@@ -40,7 +40,7 @@ class Outcome(NamedTuple):
 def train(world: World, kind: Any, steps: int, seed: int) -> Outcome:
     torch.set_num_threads(1)
     recipe, config = load_recipe("digits", [f"seed={seed}"])
-    recipe = made_for(config, recipe)
+    recipe = recipe_for_run(config, recipe)
     run = Run(None, world, seed=seed, determinism="fast", compression=kind)
     model = run.prepare(recipe.model(config))
     assert config.batch.global_batch is not None

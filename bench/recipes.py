@@ -21,7 +21,7 @@ from lockstep.config.train_schema import Config
 from lockstep.recipes.registry import load_recipe
 from lockstep.recipes.resnet.resnet_network import VARIANTS, ResNet
 from lockstep.train.optim.optimizer_factory import build_optimizer
-from lockstep.train.recipe import made_for
+from lockstep.train.recipe import recipe_for_run
 from lockstep.train.run import Run
 from lockstep.world.determinism import set_determinism_flags
 from lockstep.world.process_group import setup_distributed
@@ -53,7 +53,7 @@ def resnet(device: torch.device, is_tiny: bool) -> Work:
         f"{variant}, {batch} × 3 × {side} × {side}",
         config,
         lambda: ResNet(VARIANTS[variant], classes, half, half / 2),
-        made_for(config, recipe).loss,
+        recipe_for_run(config, recipe).loss,
         (pixels, labels),
         batch,
         "images",

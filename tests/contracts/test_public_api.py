@@ -1,14 +1,23 @@
 """What `import lockstep` offers, what that needs installed, and what it leaves unloaded."""
 
 import ast
+import inspect
+import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 import lockstep
+
+PACKAGES = (lockstep, lockstep.loggers, lockstep.metrics, lockstep.search, lockstep.testing)
+
+# Whose arguments are told elsewhere: the keys of configs in the guide's settings, and a `Step` is made by a run alone.
+MADE_OTHERWISE = ("Config", "SearchConfig", "Step")
 
 COMMAND_LINE_ONLY = ("pydantic", "yaml", "typer", "rich", "sklearn")
 
@@ -19,15 +28,49 @@ def python(code: str) -> str:
     return finished.stdout
 
 
-@pytest.mark.parametrize(
-    "package", [lockstep, lockstep.loggers, lockstep.metrics, lockstep.search], ids=lambda p: p.__name__
-)
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda p: p.__name__)
 def test_every_name_exists_and_is_documented(package: ModuleType) -> None:
     assert len(set(package.__all__)) == len(package.__all__)
     for name in package.__all__:
         assert getattr(package, name).__name__ == name
         assert getattr(package, name).__doc__, f"{package.__name__}.{name} has no docstring"
     assert set(package.__all__) <= set(dir(package))
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda p: p.__name__)
+def test_methods_and_arguments_are_documented(package: ModuleType) -> None:
+    undocumented = [
+        f"{name}{'' if doc else ' has no docstring'}: {', '.join(missing)}"
+        for name, signature, doc in callables(package)
+        if (missing := [each for each in arguments(signature) if not re.search(rf"\b{each}\b", doc)]) or not doc
+    ]
+    assert undocumented == []
+
+
+def callables(package: ModuleType) -> Iterator[tuple[str, Callable[..., Any] | None, str]]:
+    """Yield the public functions, classes, methods and properties (as None), each with the text that describes it."""
+    for name in package.__all__:
+        thing = getattr(package, name)
+        own_doc = inspect.getdoc(thing) or ""
+        yield name, None if name in MADE_OTHERWISE else thing, own_doc
+        for method_name, method in vars(thing).items() if inspect.isclass(thing) else ():
+            if isinstance(method, classmethod | staticmethod):
+                method = method.__func__
+            if not method_name.startswith("_") and (inspect.isfunction(method) or isinstance(method, property)):
+                doc = inspect.getdoc(method)
+                is_function = inspect.isfunction(method)
+                yield f"{name}.{method_name}", method if is_function else None, f"{doc}\n{own_doc}" if doc else ""
+
+
+def arguments(function: Callable[..., Any] | None) -> list[str]:
+    """Return the names that a docstring should explain: where there are several, and not of the kind `**kwargs`."""
+    try:
+        parameters = inspect.signature(function).parameters.values() if callable(function) else ()
+    except ValueError:  # exceptions that take whatever `Exception` takes
+        return []
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    names = [each.name for each in parameters if each.kind not in variable and each.name not in ("self", "cls")]
+    return names if len(names) > 1 else []
 
 
 @pytest.mark.parametrize("package", [lockstep, lockstep.loggers, lockstep.search], ids=lambda p: p.__name__)

@@ -13,7 +13,7 @@ from lockstep.errors import UserError
 from lockstep.events.jsonl import read_jsonl
 from lockstep.events.run_folder import RunFolder
 from lockstep.recipes.registry import load_recipe
-from lockstep.train.recipe import made_for
+from lockstep.train.recipe import recipe_for_run
 from lockstep.train.run import Run
 from lockstep.train.train_job import train_recipe
 from lockstep.train.trainer import Trainer
@@ -39,7 +39,7 @@ def test_it_reaches_97_percent_on_two_processes(tmp_path: Path) -> None:
 
     # The saved model, in a bare module on one device, is the model that was evaluated.
     recipe, config = load_recipe("digits", ["seed=1"])
-    recipe = made_for(config, recipe)
+    recipe = recipe_for_run(config, recipe)
     checkpoint = latest_checkpoint(folder / "checkpoints")
     assert checkpoint is not None
     model = recipe.model(config)
@@ -69,7 +69,7 @@ def test_quick_json_and_quiet(tmp_path: Path) -> None:
 
 def test_the_split_is_by_index_and_disjoint() -> None:
     recipe, config = load_recipe("digits")
-    recipe = made_for(config, recipe)
+    recipe = recipe_for_run(config, recipe)
     splits = recipe.data(config)
     assert (len(splits.train), len(splits.test)) == (1437, 360)  # type: ignore[arg-type]
 
@@ -81,7 +81,7 @@ def test_the_users_own_images_in_a_standard_format(
     folder = write(tmp_path / "images", train=80)
     overrides = f"data.path={folder} data.show=10 model.width=4 batch.global=16 lanes=1 epochs=12 optim.lr=1e-2"
     recipe, config = load_recipe("digits", overrides.split())
-    recipe = made_for(config, recipe)
+    recipe = recipe_for_run(config, recipe)
     sink = RecordingSink()
     torch.set_num_threads(1)
     outcome = train_recipe(recipe, config, World(), RunFolder(tmp_path / "run"), [sink])
@@ -94,7 +94,7 @@ def test_the_users_own_images_in_a_standard_format(
 
 def test_images_that_are_too_small_are_refused(tmp_path: Path) -> None:
     recipe, config = load_recipe("digits", [f"data.path={write_idx(tmp_path, side=3)}"])
-    recipe = made_for(config, recipe)
+    recipe = recipe_for_run(config, recipe)
     with pytest.raises(UserError, match=r"data.path=.*: 3 × 3 pixels: expected 4 or more a side"):
         recipe.model(config)
 
@@ -135,7 +135,7 @@ early_stopping: {metric: accuracy, mode: max, patience: 2}
 
     # What was evaluated, and called the best, are the averaged weights.
     recipe, config = load_recipe(str(tmp_path / "all.yaml"))
-    recipe = made_for(config, recipe)
+    recipe = recipe_for_run(config, recipe)
     model = recipe.model(config)
     model.load_state_dict(load_weights(best))
     average = load_weights(best, "average")

@@ -28,7 +28,12 @@ class WandbConfig(Frozen):
 
 
 class LogConfig(Frozen):
-    """Loggers in addition to the run folder's events.jsonl, which is always written."""
+    """Loggers in addition to the run folder's events.jsonl, which is always written.
+
+    Args:
+        tensorboard: write event files for TensorBoard.
+        wandb: settings for Weights & Biases. None: do not use it.
+    """
 
     tensorboard: Flag = False
     wandb: WandbConfig | None = None

@@ -80,7 +80,10 @@ def tensor_digests(state: State | Iterable[tuple[str, Tensor]]) -> dict[str, str
 
 
 def digest(state: State | Iterable[tuple[str, Tensor]]) -> str:
-    """Return one SHA-256 over all tensors, in hex."""
+    """Return one SHA-256 over all tensors of a state, in hex: equal digests mean equal bits.
+
+    `state`: the tensors by name.
+    """
     whole = hashlib.sha256()
     for name, tensor_digest in tensor_digests(state).items():
         whole.update(f"{name}\x00{tensor_digest}\n".encode())

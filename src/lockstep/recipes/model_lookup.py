@@ -8,7 +8,7 @@ from torch import nn
 from lockstep.errors import UserError
 from lockstep.train import model_registry
 from lockstep.train.model_registry import ModelFactory
-from lockstep.train.recipe import made_for
+from lockstep.train.recipe import recipe_for_run
 
 if TYPE_CHECKING:
     from lockstep.config.job_schema import JobConfig
@@ -41,5 +41,5 @@ def _model_of_recipe(name: str, config: "JobConfig") -> nn.Module:
         raise UserError(f"get_model({name!r}): {name} is searched, not trained: it has no model")
     if not isinstance(config, recipe.config_class):
         config = ConfigDraft(parse_yaml_mapping(dump_config(config), f"get_model({name!r})")).check(recipe.config_class)
-    model: nn.Module = made_for(config, recipe).model(config)  # type: ignore[arg-type]
+    model: nn.Module = recipe_for_run(config, recipe).model(config)  # type: ignore[arg-type]
     return model

@@ -39,7 +39,14 @@ class DesignArchive:
         return [self._rows.get(key) for key in self.genome.keys(designs)]
 
     def add(self, designs: Tensor, costs: Tensor, generation: int, failures: Mapping[int, str]) -> None:
-        """Append designs that are new and differ from each other. The keys of `failures` are rows of `designs`."""
+        """Append designs that are new and differ from each other.
+
+        Args:
+            designs: a row for each.
+            costs: their costs; inf where the evaluation failed.
+            generation: the generation that they belong to.
+            failures: the reasons of failed evaluations, by row of `designs`.
+        """
         first = len(self)
         self.designs = torch.cat([self.designs, self.genome.repair(designs)])
         self.costs = torch.cat([self.costs, costs])
@@ -53,6 +60,7 @@ class DesignArchive:
         return self.costs.isfinite().all(1)
 
     def state_dict(self) -> dict[str, Any]:
+        """Return all rows, for checkpoints."""
         return {
             "designs": self.designs,
             "costs": self.costs,
@@ -61,6 +69,7 @@ class DesignArchive:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned, if it fits the genome and the objectives."""
         self._require_same_problem(state["designs"], state["costs"])
         self.designs, self.costs, self.generations = (state[name] for name in ("designs", "costs", "generations"))
         self.failures = {int(row): reason for row, reason in state["failures"].items()}

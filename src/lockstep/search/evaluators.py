@@ -51,6 +51,7 @@ class VectorizedEvaluator:
         require_count("batch", self.batch)
 
     def evaluate(self, genome: Genome, designs: Tensor, keys: Sequence[int]) -> list[Evaluation]:
+        """Implement `Evaluator.evaluate(genome, designs, keys)`."""
         try:
             return self._values(designs, keys)
         except Exception as error:
@@ -87,6 +88,7 @@ class ScalarEvaluator:
     batch: int = field(default=1, init=False)
 
     def evaluate(self, genome: Genome, designs: Tensor, keys: Sequence[int]) -> list[Evaluation]:
+        """Implement `Evaluator.evaluate(genome, designs, keys)`."""
         return [self._evaluate(genome.design(row), key) for row, key in zip(designs, keys, strict=True)]
 
     def _evaluate(self, design: dict[str, Any], key: int) -> Evaluation:
@@ -123,6 +125,7 @@ class ProgramEvaluator:
         require_positive("time_limit_s", self.time_limit_s)
 
     def evaluate(self, genome: Genome, designs: Tensor, keys: Sequence[int]) -> list[Evaluation]:
+        """Implement `Evaluator.evaluate(genome, designs, keys)`."""
         return [self._evaluate(genome.design(row), key) for row, key in zip(designs, keys, strict=True)]
 
     def _evaluate(self, design: dict[str, Any], key: int) -> Evaluation:

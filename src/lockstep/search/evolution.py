@@ -96,7 +96,10 @@ class Evolution:
         return self._costs
 
     def ask(self, count: int, generation: int) -> Tensor:
-        """Return `count` designs without duplicates and without survivors, unless the genome has too few designs."""
+        """Return `count` designs without duplicates and without survivors, unless the genome has too few designs.
+
+        The random draws depend on the seed and the `generation` alone.
+        """
         generator = stream(self.seed, "evolution", generation)
         designs = self._draw(count, generator)
         known = set(self.genome.keys(self._population))
@@ -108,7 +111,7 @@ class Evolution:
         return designs
 
     def tell(self, designs: Tensor, costs: Tensor) -> None:
-        """Add evaluated designs, and keep the best `population_size`."""
+        """Add evaluated designs with their costs, and keep the best `population_size`."""
         designs = self.genome.repair(designs)
         costs = torch.where(costs.isfinite().all(1, keepdim=True), costs, torch.inf)  # one failed cost fails the design
         size, elites = self.settings.population_size, self.settings.elites
@@ -123,9 +126,11 @@ class Evolution:
         self._population, self._costs = designs[best], costs[best]
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the survivors and their costs, for checkpoints."""
         return {"population": self._population, "costs": self._costs}
 
     def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Restore what `state_dict` returned."""
         self._population, self._costs = state["population"], state["costs"]
 
     def _draw(self, count: int, generator: torch.Generator) -> Tensor:

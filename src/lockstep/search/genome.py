@@ -71,7 +71,15 @@ class FloatGene:
 
 @dataclass(frozen=True)
 class IntegerGene(FloatGene):
-    """A whole number from `low` to `high`, both included. Takes the same arguments as `FloatGene`."""
+    """A whole number from `low` to `high`, both included.
+
+    Args:
+        name: the gene's name, unique in its genome.
+        low: the smallest value.
+        high: the largest value.
+        group: as for a `FloatGene`.
+        unit: the unit of the values, for display.
+    """
 
     low: int
     high: int
@@ -124,18 +132,22 @@ class ChoiceGene:
 
     @property
     def high(self) -> int:
+        """The largest number in the gene's column: the index of the last option."""
         return len(self.options) - 1
 
     def read(self, value: float) -> Any:
+        """Convert a column's number to the option."""
         return self.options[int(value)]
 
     def write(self, value: Any) -> float:
+        """Convert an option to the column's number; any other value is an error."""
         if value not in self.options:
             raise UserError(f"gene {self.name}: expected {self.expected}, got {value!r}")
         return float(self.options.index(value))
 
     @property
     def expected(self) -> str:
+        """The gene's possible values, for error messages."""
         return f"one of {', '.join(map(str, self.options))}"
 
 
@@ -175,7 +187,7 @@ class Genome:
         return population.shape[1:] == (len(self),) and torch.equal(self.repair(population), population)
 
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
-        """Draw `count` designs, each gene uniformly over its values."""
+        """Draw `count` designs from the generator, each gene uniformly over its values."""
         return self.spread(torch.rand(count, len(self), generator=generator, dtype=torch.float64))
 
     def spread(self, drawn: Tensor) -> Tensor:

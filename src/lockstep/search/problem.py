@@ -31,12 +31,18 @@ class Objective:
 
 
 class Evaluation(NamedTuple):
-    """The result for one design: the values of its objectives, or the reason why it failed."""
+    """The result for one design.
+
+    Args:
+        values: the values of its objectives, in their order.
+        failure: why the evaluation failed. None: it did not.
+    """
 
     values: tuple[float, ...] = ()
     failure: str | None = None
 
     def as_json(self) -> "str | list[float]":
+        """Return the values as a list, or the reason of the failure."""
         return list(self.values) if self.failure is None else self.failure
 
     @classmethod
@@ -58,7 +64,13 @@ class Evaluator(Protocol):
         ...
 
     def evaluate(self, genome: Genome, designs: Tensor, keys: Sequence[int]) -> list[Evaluation]:
-        """Evaluate designs. `keys`: a random key per design, from the seed, its generation and its row there."""
+        """Return an evaluation for each design.
+
+        Args:
+            genome: the genes; `genome.design(row)` gives the values by name.
+            designs: a row for each design.
+            keys: a random key for each design, made of the seed, its generation and its row there.
+        """
         ...
 
 

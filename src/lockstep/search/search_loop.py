@@ -262,6 +262,7 @@ class Search:
         return {} if self.surrogate is None else self.surrogate.train(self.archive, generation)
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the population, the archive, and the states of the strategy and the network, for checkpoints."""
         return {
             "population": self.population,
             "archive": self.archive.state_dict(),
@@ -271,6 +272,7 @@ class Search:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned, if it fits the problem. The run calls it on resume."""
         designs = state["archive"]["designs"]
         if state["objectives"] != self.problem.directions or not self.problem.genome.fits(designs):
             raise UserError("the designs in this folder have other genes, bounds or objectives: choose another folder")

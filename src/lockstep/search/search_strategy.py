@@ -26,16 +26,20 @@ class SearchStrategy(Protocol):
         ...
 
     def ask(self, count: int, generation: int) -> Tensor:
-        """Return `count` new designs that `Genome.repair` leaves unchanged. Called once per generation."""
+        """Return `count` new designs that `Genome.repair` leaves unchanged. Called once per `generation`, from 0."""
         ...
 
     def tell(self, designs: Tensor, costs: Tensor) -> None:
-        """Learn the costs of evaluated designs: those that were asked for, fewer of them, or others too."""
+        """Learn the `costs` of evaluated `designs`: those that were asked for, fewer of them, or others too."""
         ...
 
-    def state_dict(self) -> dict[str, Any]: ...
+    def state_dict(self) -> dict[str, Any]:
+        """Return what `tell` has changed, for checkpoints."""
+        ...
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None: ...
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Restore what `state_dict` returned."""
+        ...
 
 
 def ask_for_designs(strategy: SearchStrategy, genome: Genome, count: int, generation: int) -> Tensor:

@@ -117,7 +117,7 @@ class NetworkSettings:
         return begun[-1] if begun else CurriculumStage()
 
     def num_guided(self, count: int, generation: int) -> int:
-        """Return how many of `count` offspring the network guides."""
+        """Return how many of `count` offspring the network guides in this `generation`."""
         share = self.stage(generation).guided_share
         return round(count * (self.guided_share if share is None else share))
 

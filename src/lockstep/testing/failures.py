@@ -6,15 +6,27 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, order=True)
 class RankFailure:
-    """How one rank failed: `details` is its traceback, or how its process died. Sorts by time."""
+    """How one rank failed. Sorts by time.
 
-    at_s: float  # on the monotonic clock, which the processes of one machine share
+    Args:
+        at_s: when, on the monotonic clock, which the processes of one machine share.
+        rank: the rank.
+        details: its traceback, or how its process died.
+    """
+
+    at_s: float
     rank: int
     details: str
 
 
 class RanksFailed(Exception):
-    """At least one rank raised or died. `failures` holds each rank's `RankFailure`, earliest first."""
+    """At least one rank raised or died. `failures` holds each rank's `RankFailure`, earliest first.
+
+    Args:
+        failures: those of the ranks that failed.
+        size: the number of ranks.
+        abandoned: the stacks of ranks that were stopped because others had failed, by rank.
+    """
 
     def __init__(self, failures: Sequence[RankFailure], size: int, abandoned: Mapping[int, str]) -> None:
         self.failures = tuple(sorted(failures))
@@ -39,7 +51,13 @@ class PortTaken(RanksFailed):
 
 
 class RanksTimeout(Exception):
-    """The call took longer than its `timeout_s`. `stacks` holds each rank's stack, by rank."""
+    """The call took longer than its `timeout_s`. `stacks` holds each rank's stack, by rank.
+
+    Args:
+        timeout_s: the time limit.
+        stacks: each rank's stack, by rank.
+        returned: the ranks that had returned from the function.
+    """
 
     def __init__(self, timeout_s: float, stacks: Sequence[str], returned: set[int]) -> None:
         self.stacks = tuple(stacks)

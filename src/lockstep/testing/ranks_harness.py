@@ -38,7 +38,13 @@ _VARIABLES = {"MASTER_ADDR": LOOPBACK, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THRE
 
 @dataclass(frozen=True)
 class Ranks:
-    """`size` processes to run a function on, as returned by `ranks`."""
+    """`size` processes to run a function on, as returned by `ranks`.
+
+    Args:
+        size: the number of processes.
+        env: additional environment variables.
+        timeout_s: the time limit of each call of `run`.
+    """
 
     size: int
     env: Mapping[str, str]

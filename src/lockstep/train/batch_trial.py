@@ -7,7 +7,7 @@ import torch
 
 from lockstep.config.train_schema import Config
 from lockstep.train.optim.optimizer_factory import build_optimizer
-from lockstep.train.recipe import Recipe, made_for
+from lockstep.train.recipe import Recipe, recipe_for_run
 from lockstep.train.run import Run
 from lockstep.train.train_job import step_options
 from lockstep.world.process_memory import peak_memory_bytes
@@ -27,7 +27,7 @@ class BatchTrial(NamedTuple):
 
 def try_lane(recipe: Recipe | type[Any], config: Config, world: World, lane_batch: int, lanes: int) -> BatchTrial:
     """Run as many lanes as each process of the real run will have."""
-    recipe = made_for(config, recipe)
+    recipe = recipe_for_run(config, recipe)
     before = peak_memory_bytes(world.device)
     run = Run(None, world, **step_options(config))
     model = run.prepare(recipe.model(config))

@@ -17,7 +17,7 @@ Mode = Literal["min", "max"]
 
 
 class Callback:
-    """Base class: what a `Trainer` calls at its named points. Override the methods you need.
+    """Base class: what a `Trainer` calls at its named points. Override the methods you need; each gets the `trainer`.
 
     Example:
         class PrintLoss(lockstep.Callback):
@@ -30,10 +30,10 @@ class Callback:
         """Called before the first step."""
 
     def on_step(self, trainer: "Trainer", step: "Step") -> None:
-        """Called after each update that was made."""
+        """Called after each update. `step` is the step that made it."""
 
     def on_evaluate(self, trainer: "Trainer", metrics: Mapping[str, Any]) -> None:
-        """Called after each evaluation. Call `trainer.stop(reason)` to end the training here."""
+        """Called after each evaluation, with its `metrics` by name. `trainer.stop(reason)` ends the training."""
 
     def on_end(self, trainer: "Trainer") -> None:
         """Called after the last evaluation."""

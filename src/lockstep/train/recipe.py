@@ -50,7 +50,7 @@ class Recipe(Protocol):
         ...
 
 
-def made_for(config: Config, recipe: Recipe | type[Any]) -> Recipe:
+def recipe_for_run(config: Config, recipe: Recipe | type[Any]) -> Recipe:
     """Return the recipe for one run: a class is instantiated."""
     if isinstance(recipe, type):
         made: Recipe = recipe(config)

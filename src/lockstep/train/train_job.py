@@ -19,7 +19,7 @@ from lockstep.train.evaluate import evaluate
 from lockstep.train.optim.lr_schedule import build_schedule
 from lockstep.train.optim.mixed_precision import MixedPrecision
 from lockstep.train.optim.optimizer_factory import build_optimizer
-from lockstep.train.recipe import Recipe, Splits, made_for
+from lockstep.train.recipe import Recipe, Splits, recipe_for_run
 from lockstep.train.resume.checkpoint_policy import CheckpointPolicy
 from lockstep.train.resume.checkpointer import Resume
 from lockstep.train.run import Run
@@ -62,7 +62,7 @@ def train_recipe(
 ) -> TrainingOutcome:
     """Train a recipe, or resume it from the folder. `sinks` (the terminal, loggers) receive rank 0's events."""
     run = open_run(config, world, folder, sinks, resume=resume, stop_after=stop_after, **step_options(config))
-    recipe = made_for(config, recipe)
+    recipe = recipe_for_run(config, recipe)
     model = recipe.model(config)  # drawn from the random stream for weights, which `Run` has just started
     batch = _batch_of_the_run(config, run.data_world, folder)
     splits = recipe.data(config)
@@ -116,7 +116,7 @@ def train_recipe(
 def evaluate_checkpoint(recipe: Recipe | type[Any], config: Config, world: World, source: Path) -> dict[str, Any]:
     """Return the recipe's metrics over its test set, with the weights of a run's newest checkpoint."""
     set_determinism_flags(world.device, tf32=config.tf32, deterministic=config.determinism == "lockstep")
-    recipe = made_for(config, recipe)
+    recipe = recipe_for_run(config, recipe)
     seed_rngs(key_of(config.seed, "other weights"))  # any weights but those that are loaded
     model = recipe.model(config)
     load_checkpoint(model, source, weights="model" if config.average is None else "average", device=world.device)

@@ -172,7 +172,14 @@ class Trainer:
         return nullcontext() if self.ema is None else self.ema.applied()
 
     def enable_gradient_checkpointing(self, *, every: int = 1, classes: Sequence[str] = ()) -> str:
-        """Recompute activations in the backward pass, to save memory. Arguments as for `Run.checkpoint_activations`."""
+        """Recompute activations in the backward pass: less memory, more time, the same bits.
+
+        Args:
+            every: recompute every `every`-th of the modules chosen.
+            classes: the names of the module classes to choose. Default: the blocks that the model repeats.
+
+        Returns a description of the modules chosen.
+        """
         return self.run.checkpoint_activations(self.model, every=every, classes=classes)
 
     def stop(self, reason: str) -> None:

@@ -38,7 +38,7 @@ def is_main_process() -> bool:
 
 
 def barrier(group: dist.ProcessGroup | None = None) -> None:
-    """Wait until every process has called this."""
+    """Wait until every process of the group has called this. Default: all processes."""
     if get_world_size(group) > 1:
         dist.barrier(group)
 

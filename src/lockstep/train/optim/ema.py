@@ -73,6 +73,7 @@ class ExponentialMovingAverage:
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what `state` returned, in place."""
         averages = dict(zip(self._parameters, self._averages, strict=True))
         for name, parameter in self._by_name.items():
             averages[parameter].copy_(state[name])

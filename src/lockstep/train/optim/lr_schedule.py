@@ -41,14 +41,22 @@ class Schedule:
 
     Durations are `"500 steps"`, `"2 epochs"`, `"1e6 samples"` or a number of steps. With a warm-up of w steps, update n
     (from 1) gets n/w of the learning rate; the schedule proper begins after the w-th.
+
+    Args:
+        kind: "constant", "linear", "cosine" or "step".
+        warmup: how long the warm-up lasts.
+        length: of linear and cosine: when the decay ends, warm-up included. None: with the run.
+        final: of linear and cosine: the learning rate at the end, as a fraction of the optimizer's.
+        every: of step: the interval, counted from the end of the warm-up.
+        factor: of step: what the learning rate is multiplied by after each interval.
     """
 
     kind: str = "constant"
     warmup: Duration = NONE
-    length: Duration | None = None  # of linear and cosine, including warm-up; None: the whole run
-    final: float = 0.0  # the factor that linear and cosine end at
-    every: Duration | None = None  # of step: after each of these durations, multiply the rate
-    factor: float = 0.1  # by this
+    length: Duration | None = None
+    final: float = 0.0
+    every: Duration | None = None
+    factor: float = 0.1
 
     def __post_init__(self) -> None:
         if self.kind not in _KINDS:

@@ -7,7 +7,7 @@ from lockstep.errors import ConfigError
 from lockstep.recipes.registry import load_recipe
 from lockstep.recipes.resnet.resnet_network import VARIANTS, ResNet, ResNetBlock, Variant
 from lockstep.train.optim.optimizer_factory import build_optimizer
-from lockstep.train.recipe import made_for
+from lockstep.train.recipe import recipe_for_run
 
 HALF = torch.full((3,), 0.5)
 
@@ -66,7 +66,7 @@ def test_bytes_are_standardised_inside() -> None:
 
 def test_the_recipe_standardises_by_its_images_and_norms_and_biases_do_not_decay() -> None:
     made, config = load_recipe("resnet", ["model.width=8"])
-    recipe = made_for(config, made)  # type: ignore[arg-type]
+    recipe = recipe_for_run(config, made)  # type: ignore[arg-type]
     model = recipe.model(config)
     pixels = recipe.images.train.pixels.double() / 255  # type: ignore[attr-defined]
     torch.testing.assert_close(model.mean.flatten(), pixels.mean().float().view(1))  # type: ignore[union-attr, operator]
@@ -80,7 +80,7 @@ def test_the_recipe_standardises_by_its_images_and_norms_and_biases_do_not_decay
 
 def test_loss_and_metrics_are_sums_over_images() -> None:
     made, config = load_recipe("resnet", ["model.width=4", "label_smoothing=0.2"])
-    recipe = made_for(config, made)  # type: ignore[arg-type]
+    recipe = recipe_for_run(config, made)  # type: ignore[arg-type]
     model = recipe.model(config).eval()
     pixels, labels = (tensor[:60] for tensor in recipe.data(config).test.tensors)  # type: ignore[attr-defined]
     total, count = recipe.loss(model, (pixels, labels))

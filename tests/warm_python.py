@@ -179,14 +179,16 @@ class WarmPython:
 
 
 _server: WarmPython | None = None
+_server_lock = threading.Lock()
 
 
 def warm_python() -> WarmPython:
-    """The server of this pytest process, started on first use."""
+    """The server of this pytest process, started on first use, which may be in several threads at once."""
     global _server
-    if _server is None:
-        _server = WarmPython()
-    return _server
+    with _server_lock:
+        if _server is None:
+            _server = WarmPython()
+        return _server
 
 
 def close_warm_python() -> None:
@@ -299,6 +301,7 @@ def _fork_fork_server(connection: int, arguments: Sequence[str]) -> "subprocess.
     return subprocess.Popen(
         ["never executed"],
         start_new_session=True,
+        restore_signals=False,  # a new interpreter would ignore SIGPIPE again
         preexec_fn=partial(_become_fork_server, connection, arguments, threads),  # which does not return
     )
 

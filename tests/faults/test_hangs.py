@@ -218,7 +218,15 @@ def test_the_culprit_of_a_loop_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_the_whole_matrix(tmp_path: Path, case: str) -> None:
     """Each rank of three is the culprit once, in each kind of script; jobs of two ranks are tested above."""
-    check_all(tmp_path, [(text, case, culprit, 3) for text in (PLAIN, LOOP) for culprit in range(3)])
+    texts = [PLAIN] if case == "exit" else [PLAIN, LOOP]  # see `test_a_loop_s_rank_that_exits_early_is_noticed_at_once`
+    check_all(tmp_path, [(text, case, culprit, 3) for text in texts for culprit in range(3)])
+
+
+def test_a_loop_s_rank_that_exits_early_is_noticed_at_once(tmp_path: Path) -> None:
+    """`launch` closes its connections, so the others need not wait for the hang limit."""
+    outcome = hung(tmp_path, LOOP, "exit", 1, 3)
+    assert (outcome.code, outcome.facts["kind"], outcome.facts["rank"]) == (3, "crash", 1)
+    assert "the cause: it finished early (exit code 0) while others still waited for it" in outcome.err
 
 
 @pytest.mark.slow

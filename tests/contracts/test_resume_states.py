@@ -226,7 +226,7 @@ def test_callbacks_may_come_and_go(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert caplog.messages == ["the saved state of EarlyStopping is dropped: this trainer has no such callback"]
     caplog.clear()
     train_with([EarlyStopping("loss", "min", 3), SaveBest("loss", "min")], tmp_path / "run")
-    assert caplog.messages == ["EarlyStopping is new in this run: it has not seen the first 4 steps"]
+    assert caplog.messages == ["EarlyStopping is new in this run: it has missed 4 steps"]
 
 
 class Unsavable:

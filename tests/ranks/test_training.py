@@ -160,5 +160,5 @@ def test_a_best_model_at_the_last_step_is_saved_once(tmp_path: Path) -> None:
 
 def test_an_accumulation_that_is_no_power_of_two_is_named_in_the_error() -> None:
     config = Config(recipe="digits", steps=1, batch=BatchConfig(per_device=8), accumulate=3)
-    with pytest.raises(UserError, match="accumulate=3 on 1 processes makes 3 lanes"):
+    with pytest.raises(UserError, match="accumulate=3 on 1 process makes 3 lanes"):
         global_batch(config, World())

@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+from lockstep.config.plurals import count_noun
 from lockstep.config.train_schema import Config
 from lockstep.train.batch_search import BatchSizeSearch
 from lockstep.train.optim.optimizer_factory import Scaling, scaled_lr
@@ -117,4 +118,4 @@ def _about_rates(config: Config, before: int, rates: dict[str, Any]) -> str:
 
 
 def _samples(count: int) -> str:
-    return f"{count} sample{'s' * (count > 1)}"
+    return count_noun(count, "sample")

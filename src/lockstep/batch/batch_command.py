@@ -13,6 +13,7 @@ import typer
 
 from lockstep.batch.batch_trial_main import BatchTrialTask
 from lockstep.command_line.trial_runs import require_no_launcher
+from lockstep.config.plurals import count_noun
 from lockstep.errors import EXIT_FAILED, LockstepError, UserError
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ class _Table:
 
     def begin(self, device: str, room_bytes: int | None) -> None:
         room = "" if room_bytes is None else f", {_in_gigabytes(room_bytes)} for each process"
-        self._print(f"on {device}{room}; a batch is {self._lanes} lane{'s' * (self._lanes > 1)}")
+        self._print(f"on {device}{room}; a batch is {count_noun(self._lanes, 'lane')}")
         self._print(f"{'lane':>8} {'batch':>10} {'peak memory':>12} {'ms a sample':>12}")
 
     def add(self, attempt: "BatchAttempt") -> "BatchAttempt":

@@ -6,6 +6,8 @@ Imports nothing heavy: the command's `--help` lists these.
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from lockstep.config.plurals import count_noun
+
 HAND_WRITTEN = "hand-written"  # the baseline of all ratios
 AGAIN = "again"  # the baseline once more: shows how noisy the machine is
 
@@ -64,7 +66,7 @@ def make_contenders(names: Sequence[str], titles: dict[str, str], lane_counts: S
         Contender(HAND_WRITTEN, "hand-written (DDP on several)", HAND_WRITTEN),
         Contender(AGAIN, "the same again", HAND_WRITTEN),
         Contender("dataloader", "hand-written, with a DataLoader", "dataloader"),
-        *(Contender(f"lockstep-{n}", f"lockstep, {n} lane{'s' * (n > 1)}", "lockstep", n) for n in lane_counts),
+        *(Contender(f"lockstep-{n}", f"lockstep, {count_noun(n, 'lane')}", "lockstep", n) for n in lane_counts),
         Contender("fast", "lockstep, fast mode", "fast"),
         *(Contender(name, titles.get(name, peer.title), name) for name, peer in PEERS.items()),
     ]

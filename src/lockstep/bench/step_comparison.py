@@ -9,6 +9,7 @@ from torch import Tensor
 from lockstep.bench.bench_record import BenchRecord
 from lockstep.bench.contenders import AGAIN, HAND_WRITTEN, Contender
 from lockstep.bench.interleaved_timing import Ratio, time_ratio
+from lockstep.config.plurals import count_noun
 from lockstep.engine.state_digest import digest
 
 
@@ -161,7 +162,8 @@ def _bits_lines(
 
 
 def _lanes(row: BenchRow) -> str:
-    return f"{row.contender.lanes} lane{'s' * (row.contender.lanes != 1)}"
+    assert row.contender.lanes is not None  # rows that promise bits are lockstep's
+    return count_noun(row.contender.lanes, "lane")
 
 
 def _compared(difference: float) -> str:

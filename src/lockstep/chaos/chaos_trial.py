@@ -16,9 +16,9 @@ from lockstep.chaos.fault_plan import draw_fault_plan
 from lockstep.chaos.job_processes import MarkedProcesses
 from lockstep.chaos.launched_job import LaunchedJob
 from lockstep.config import environment
+from lockstep.config.plurals import count_noun
 from lockstep.errors import EXIT_FAILED, LockstepError
 from lockstep.events.run_folder import RunFolder
-from lockstep.observe.text_format import count_noun
 
 _MAX_LOG_CHARS = 20_000
 

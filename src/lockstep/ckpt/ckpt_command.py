@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from lockstep.config.plurals import count_noun
 from lockstep.errors import EXIT_FAILED, UserError
-from lockstep.observe.text_format import count_noun, format_bytes
+from lockstep.observe.text_format import format_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor

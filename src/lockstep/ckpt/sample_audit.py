@@ -16,9 +16,9 @@ from lockstep.checkpoint.checkpoint_store import CheckpointStore
 from lockstep.checkpoint.ledger import Faults, Lineage, read_lineage
 from lockstep.checkpoint.manifest import CheckpointError, Manifest
 from lockstep.ckpt.sample_coverage import LoaderCoverage, ShowProgress, loader_coverage
+from lockstep.config.plurals import count_noun
 from lockstep.errors import UserError
 from lockstep.events.run_folder import RunFolder
-from lockstep.observe.text_format import count_noun
 
 _CHUNK_BYTES = 2**20
 _MAX_LISTED = 8

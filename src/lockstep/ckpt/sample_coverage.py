@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lockstep.checkpoint.ledger import Commit, Faults, PositionRange, Span, printable_value
+from lockstep.config.plurals import count_noun
 from lockstep.data.lanes import Batching, Tail
 from lockstep.data.sample_order import ORDER_VERSION, SampleOrder
-from lockstep.observe.text_format import count_noun
 
 _MAX_LENGTH = 2**31
 _CHUNK = 2**16  # positions at once

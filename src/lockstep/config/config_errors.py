@@ -15,6 +15,7 @@ from pydantic_core import CoreSchema, ErrorDetails, core_schema
 
 from lockstep.config.field_types import PRIVATE_FORMAT, references
 from lockstep.config.located_value import KeyPath, LocatedValue, Plain, dotted, printable, show_value
+from lockstep.config.plurals import count_noun
 
 MAX_PROBLEMS = 50  # as many as anyone will read: a wrong file may have a hundred thousand
 ONLY_PRIVATE = "is not replaced here: only fields of type Private may refer to environment variables; write the value"
@@ -93,7 +94,7 @@ def _line(error: ErrorDetails, path: KeyPath, root: LocatedValue, outline: "Sche
     expected = outline.expected(path)
     value = root.nearest(path).content
     if kind in ("missing", "too_long") and isinstance(value, list) and outline.is_fixed_length(path):
-        return located(root, path, f"expected {expected}, got {len(value)} value{'' if len(value) == 1 else 's'}")
+        return located(root, path, f"expected {expected}, got {count_noun(len(value), 'value')}")
     if kind == "missing":
         return located(root, path, "missing" + (f"; expected {expected}" if expected else ""))
     if kind == "extra_forbidden":

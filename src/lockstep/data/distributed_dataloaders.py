@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler as TorchDistributedSampler
 
+from lockstep.config.plurals import count_noun
 from lockstep.data.evaluation_loader import RankSubset, share_for_rank
 from lockstep.data.sample_order import SampleOrder
 from lockstep.data.sample_source import Collate, dataset_length
@@ -114,7 +115,7 @@ def create_dataloaders_distributed(
     if drop_last and length < own_batch * place.size:
         raise UserError(
             f"batch_size={own_batch * place.size} over all processes is larger than the training data set "
-            f"({length} samples): use a smaller batch, or drop_last=False"
+            f"({count_noun(length, 'sample')}): use a smaller batch, or drop_last=False"
         )
     is_on_cuda = torch.cuda.is_available() if world is None else world.device.type == "cuda"
     options: dict[str, Any] = {

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+from lockstep.config.plurals import count_noun
 from lockstep.data.lanes import LaneBatch
 from lockstep.data.sample_source import Collate, note_on_error
 from lockstep.errors import UserError
@@ -227,6 +228,6 @@ class Stream:
             self.taken = saved["taken"]
         elif len(self.take(saved["taken"])) < saved["taken"]:
             raise UserError(
-                f"{self._place}: the stream ends after {self.taken} samples, but {saved['taken']} were taken before: "
-                "the data has changed, so restore it or start a new run"
+                f"{self._place}: the stream ends after {count_noun(self.taken, 'sample')}, but {saved['taken']} were "
+                "taken before: the data has changed, so restore it or start a new run"
             )

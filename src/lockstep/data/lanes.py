@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from torch import Tensor
 
+from lockstep.config.plurals import count_noun
 from lockstep.errors import UserError
 
 _AUTOMATIC_LANES = 8
@@ -143,8 +144,9 @@ class Batching:
             raise UserError("the training data set is empty")
         if self.tail == "drop" and self.global_batch > self.length:
             raise UserError(
-                f"global_batch={self.global_batch} is larger than the training data set ({self.length} samples), and "
-                "tail='drop' drops what does not fill a batch: use a smaller batch, or tail='short' or 'pad'"
+                f"global_batch={self.global_batch} is larger than the training data set "
+                f"({count_noun(self.length, 'sample')}), and tail='drop' drops what does not fill a batch: "
+                "use a smaller batch, or tail='short' or 'pad'"
             )
 
     def __len__(self) -> int:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader
 
+from lockstep.config.plurals import count_noun
 from lockstep.data.device_prefetch import prefetch_to_device
 from lockstep.data.iterable_loader import all_reduce_int
 from lockstep.data.lanes import GlobalBatch, LaneBatch, Lanes, check_batch_range
@@ -111,8 +112,8 @@ class TorchLoader:
                 has_data = True  # on some rank
             elif not has_data and self._world.size > 1:
                 raise UserError(
-                    f"the DataLoader gave {number} batches, but its length is {self._length}: correct its __len__, "
-                    "or the ranks would get out of step"
+                    f"the DataLoader gave {count_noun(number, 'batch')}, but its length is {self._length}: "
+                    "correct its __len__, or the ranks would get out of step"
                 )
             if not has_data:
                 return

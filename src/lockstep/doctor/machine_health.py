@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Literal, NamedTuple
 
+from lockstep.config.plurals import count_noun
 from lockstep.config.tested_versions import describe_untested_torch
-from lockstep.observe.text_format import count_noun
 
 Level = Literal["ok", "note", "warning", "problem"]
 
@@ -146,7 +146,7 @@ def _environment(machine: MachineInfo) -> Iterator[HealthFinding]:
 
 def _communication(ranks: ProbeResult) -> Iterator[HealthFinding]:
     count = len(ranks.together_s)
-    yield HealthFinding("ok", f"{count} processes joined over {ranks.backend} in {ranks.join_s:.1f} s")
+    yield HealthFinding("ok", f"{count_noun(count, 'process')} joined over {ranks.backend} in {ranks.join_s:.1f} s")
     level: Level = "ok" if ranks.message_s < _SLOW_MESSAGE_S else "warning"
     transfer_s = 2 * (count - 1) / count * 4 * _TYPICAL_PARAMETERS / ranks.bytes_per_s
     yield HealthFinding(
@@ -160,7 +160,9 @@ def _communication(ranks: ProbeResult) -> Iterator[HealthFinding]:
 def _contention(machine: MachineInfo, ranks: ProbeResult) -> Iterator[HealthFinding]:
     count = len(ranks.together_s)
     if ranks.device == "cpu" and count > machine.cores:
-        yield HealthFinding("warning", f"{count} processes share {machine.cores} cores: start at most {machine.cores}")
+        yield HealthFinding(
+            "warning", f"{count} processes share {count_noun(machine.cores, 'core')}: start at most {machine.cores}"
+        )
     elif ranks.slowdown > _SLOW_RATIO:
         yield HealthFinding(
             "warning",

@@ -20,6 +20,7 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from lockstep.config import environment
 from lockstep.config.placement import AGENT_PID, MachineNode, is_loopback
+from lockstep.config.plurals import count_noun
 from lockstep.errors import EXIT_FAILED, EXIT_STOPPED
 from lockstep.launcher.elastic_adapter import (
     ElasticAgentAdapter,
@@ -184,7 +185,8 @@ class Agent(ElasticAgentAdapter):
         time.sleep(_SAME_REQUEST_S)
         is_urgent = False
         # Printed only now: whoever reads it may send the next signal at once.
-        self.say(f"stopping {len(running)} ranks ({number.name}); signal again to kill them at once")
+        them = "it" if len(running) == 1 else "them"
+        self.say(f"stopping {count_noun(len(running), 'rank')} ({number.name}); signal again to kill {them} at once")
         asked_at = time.monotonic()
         is_terminated = asked == signal.SIGTERM
         grace_s = self._options.grace_s
@@ -256,8 +258,8 @@ class Agent(ElasticAgentAdapter):
             self.say(decision.why)
         if decision.is_restart and self._restart_policy.is_stuck and self._can_shrink:
             self.remove_one_rank()
-            num_ranks = self.num_local_ranks
-            self.say(f"continuing with {num_ranks} processes on this machine: a restart with more did not help")
+            processes = count_noun(self.num_local_ranks, "process")
+            self.say(f"continuing with {processes} on this machine: a restart with more did not help")
         self.allow_restart(decision.is_restart)
         if not decision.is_restart:
             self._tell_other_machines()

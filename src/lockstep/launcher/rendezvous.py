@@ -9,6 +9,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
 from lockstep.config.placement import MachineNode
+from lockstep.config.plurals import number_noun
 from lockstep.errors import RendezvousError, WorldError
 from lockstep.launcher.tcp_store import connect_store, host_store, wait_for_keys
 
@@ -95,7 +96,7 @@ class FreshStoreRendezvous(RendezvousHandler):
                 raise RendezvousGracefulExitError(store.get(_JOB_ENDED_KEY).decode())
             if time.monotonic() > deadline:
                 raise RendezvousError(
-                    f"machine {self._node.index} timed out waiting for machine {', '.join(map(str, missing))} of "
+                    f"machine {self._node.index} timed out waiting for {number_noun('machine', missing)} of "
                     f"{self._node.count} at {self._node.master_addr}:{self._node.master_port}: not started, or cannot "
                     "connect"
                 )

@@ -3,6 +3,7 @@
 import re
 from typing import NamedTuple
 
+from lockstep.config.plurals import count_noun
 from lockstep.supervision.failure_report import FailureVerdict
 
 _VARIES = re.compile(r"0x[0-9a-f]+|\bpid\S* [\d, ]*\d")  # the parts of a cause that differ between equal crashes
@@ -46,7 +47,7 @@ class RestartPolicy:
                 False, f"no restart: it failed after step {step} in the same way as before, so it would again"
             )
         if self._num_left == 0:
-            restarts = f"{self._max_restarts} restart{'s' * (self._max_restarts > 1)}"
+            restarts = count_noun(self._max_restarts, "restart")
             return RestartDecision(False, f"no restart: {restarts} without a new step (--max-restarts)")
         self._num_left -= 1
         self.num_made += 1

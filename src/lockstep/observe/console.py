@@ -9,6 +9,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from lockstep.config.plurals import count_noun
 from lockstep.events.event_log import Event, Sink
 
 _GENES_PER_LINE = 6
@@ -118,7 +119,6 @@ def _print(text: str, stream: TextIO) -> None:
     except BrokenPipeError:
         # Whatever read our output has exited (`… | head -1`): continue training without output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-        # The reader of our output has exited (`… | head -1`): continue training without output.
 
 
 def _start(event: Event) -> list[str]:
@@ -136,8 +136,8 @@ def _start(event: Event) -> list[str]:
     if "total_rounds" in event:
         return [*lines, _search_start(event)]
     lines.append(
-        f"{event['recipe']}: {event['parameters']:,} parameters on {event['device']}, "
-        f"{_batch(event)}, {_learning_rates(event)}, {event['total_steps']} steps → {event['folder']}"
+        f"{event['recipe']}: {count_noun(event['parameters'], 'parameter')} on {event['device']}, "
+        f"{_batch(event)}, {_learning_rates(event)}{_length(event)} → {event['folder']}"
     )
     if event["processes"] > 1:
         lines.append(f"parallel: {event['parallel']} ({event['why_parallel']})")
@@ -148,7 +148,7 @@ def _start(event: Event) -> list[str]:
 
 def _batch(event: Event) -> str:
     batch, lanes, processes = event["effective_batch"], event["lanes"], event["processes"]
-    split = f"effective batch {batch} = {lanes} lane{'s' * (lanes > 1)} × {batch // lanes}"
+    split = f"effective batch {batch} = {count_noun(lanes, 'lane')} × {batch // lanes}"
     if processes == 1:
         return f"{split} on one process"
     return f"{split} on {processes} processes (speed-up at most ×{event['speed_up_bound']:.3g})"
@@ -158,6 +158,11 @@ def _learning_rates(event: Event) -> str:
     rates = list(dict.fromkeys(f"{rate:.3g}" for rate in event["learning_rates"]))
     precision = "" if event["precision"] == "fp32" else f" in {event['precision']}"
     return f"learning rate {' and '.join(rates)}{precision}"
+
+
+def _length(event: Event) -> str:
+    """Format the number of steps, which is not known in advance if the data is a stream."""
+    return "" if event["total_steps"] is None else f", {count_noun(event['total_steps'], 'step')}"
 
 
 def _step(event: Event) -> list[str]:
@@ -174,7 +179,7 @@ def _end(event: Event) -> list[str]:
     if "evaluations" in event:
         lines = _search_end(event)
     else:
-        lines = [f"done after {event['step']} steps: test {_metrics(event)}  → {event['folder']}"]
+        lines = [f"done after {count_noun(event['step'], 'step')}: test {_metrics(event)}  → {event['folder']}"]
         lines += _compression(event)
     return [*lines, f"digest {event['digest']}"]
 
@@ -201,8 +206,9 @@ def _search_start(event: Event) -> str:
     objectives = ", ".join(f"{name} ({direction})" for name, direction in event["objectives"].items())
     method = "guided by a network" if event["guided"] else "evolution only"
     return (
-        f"{event.get('recipe', 'search')}: {event['genes']} genes, {event['population']} designs per generation, "
-        f"{event['total_rounds']} generations, {method}; {objectives} → {event.get('folder')}"
+        f"{event.get('recipe', 'search')}: {count_noun(event['genes'], 'gene')}, "
+        f"{count_noun(event['population'], 'design')} per generation, "
+        f"{count_noun(event['total_rounds'], 'generation')}, {method}; {objectives} → {event.get('folder')}"
     )
 
 
@@ -224,8 +230,9 @@ def _generation(event: Event) -> list[str]:
 def _search_end(event: Event) -> list[str]:
     best = "every evaluation failed" if event["metrics"] is None else f"best {_named_values(event['metrics'])}"
     failed = f" ({event['failures']} failed)" if event["failures"] else ""
+    evaluations = count_noun(event["evaluations"], "evaluation")
     return [
-        f"done after {event['step']} generations, {event['evaluations']} evaluations{failed}: {event['ended']}",
+        f"done after {count_noun(event['step'], 'generation')}, {evaluations}{failed}: {event['ended']}",
         f"{best}  → {event['folder']}",
         *([] if event["design"] is None else _design(event["design"])),
     ]

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
+from lockstep.config.plurals import count_noun
 from lockstep.observe.run_record import RunRecord
 from lockstep.observe.step_timing import RankTimes, Straggler, find_straggler
-from lockstep.observe.text_format import count_noun, format_percent, format_seconds
+from lockstep.observe.text_format import format_percent, format_seconds
 
 _MIN_TIMED_STEPS = 3  # with fewer, there are no findings about timing
 _MIN_HELD_UP = 0.05  # share of a step: a straggler that costs less is not reported

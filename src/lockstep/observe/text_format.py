@@ -60,12 +60,6 @@ def format_percent(fraction: float) -> str:
     return f"{fraction:.0%}"
 
 
-def count_noun(num: int, noun: str) -> str:
-    """Return `1 step`, `1,234 steps`, `2 processes`."""
-    ending = "" if num == 1 else "es" if noun.endswith("s") else "s"
-    return f"{num:,} {noun}{ending}"
-
-
 def format_table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Align columns: the first one left, the others right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

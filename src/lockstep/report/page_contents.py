@@ -3,11 +3,12 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from lockstep import __version__
+from lockstep.config.plurals import count_noun
 from lockstep.observe.curve import Point
 from lockstep.observe.run_findings import run_findings, verdict_lines
 from lockstep.observe.run_record import RunRecord
 from lockstep.observe.run_status import RunStatus
-from lockstep.observe.text_format import count_noun, format_number, format_percent, one_line, several_lines
+from lockstep.observe.text_format import format_number, format_percent, one_line, several_lines
 from lockstep.report.embedded_images import embed_images
 from lockstep.report.html_page import Markup, element, join_markup, render_page
 from lockstep.report.run_comparison import ComparisonRow, comparison_cells, comparison_notes

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lockstep.config.plurals import count_noun
 from lockstep.errors import UserError
 from lockstep.search.genome import Genome
 from lockstep.search.pareto import is_nondominated
@@ -81,8 +82,8 @@ class DesignArchive:
         saved, expected = (designs.shape[1], costs.shape[1]), (len(self.genome), self.costs.shape[1])
         if saved != expected:
             raise UserError(
-                f"the saved search has {saved[0]} genes and {saved[1]} objectives, and this one has "
-                f"{expected[0]} and {expected[1]}: choose another folder for another problem"
+                f"the saved search has {count_noun(saved[0], 'gene')} and {count_noun(saved[1], 'objective')}, "
+                f"and this one has {expected[0]} and {expected[1]}: choose another folder for another problem"
             )
         is_changed = (self.genome.repair(designs) != designs).any(0)
         if is_changed.any():

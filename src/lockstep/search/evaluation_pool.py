@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
+from lockstep.config.plurals import count_noun
 from lockstep.search.design_archive import DesignArchive
 from lockstep.search.evaluation_records import DesignBatch, EvaluationRecords
 from lockstep.search.problem import Evaluation, Problem
@@ -163,7 +164,8 @@ class EvaluationPool:
         if evaluation.failure is not None:
             return evaluation
         if len(evaluation.values) != len(objectives):
-            return Evaluation(failure=f"{len(evaluation.values)} values for {len(objectives)} objectives")
+            values, wanted = count_noun(len(evaluation.values), "value"), count_noun(len(objectives), "objective")
+            return Evaluation(failure=f"{values} for {wanted}")
         for objective, value in zip(objectives, evaluation.values, strict=True):
             if value - value != 0:  # NaN or infinite
                 return Evaluation(failure=f"{objective.name} is {value}")

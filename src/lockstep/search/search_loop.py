@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from lockstep.config.argument_checks import require_count, require_positive
+from lockstep.config.plurals import count_noun
 from lockstep.errors import UserError
 from lockstep.search.design_archive import (
     DesignArchive,
@@ -322,7 +323,7 @@ class Search:
         if settings.patience is not None:
             since = generations_without_improvement(self.archive, num_generations, settings.min_delta)
             if since >= settings.patience:
-                return f"no improvement in {since} generations"
+                return f"no improvement in {count_noun(since, 'generation')}"
         return None
 
     def _log_generation(
@@ -368,7 +369,7 @@ class Search:
             generations=self.run.step,
             evaluations=len(self.archive),
             failures=len(self.archive.failures),
-            ended=self._ended or f"all {self.run.step} generations are done",
+            ended=self._ended or "all generations are done",
             digest="",
             folder=None if folder is None else folder.path,
         )

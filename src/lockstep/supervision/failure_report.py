@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lockstep.config.plurals import number_noun
 from lockstep.errors import EXIT_FAILED, EXIT_STOPPED
 from lockstep.events.atomic_files import write_atomic
 from lockstep.events.jsonl import parse_json
@@ -137,9 +138,8 @@ def explain_failure(exits: Sequence[RankExit], context: FailureContext) -> Failu
         message = f"rank {cause.rank} was asked to stop before its first step"
         return FailureVerdict(EXIT_STOPPED, [message], message, cause.rank, is_final=True)
     if _suspicion(cause)[0] >= _LOST_CONTACT and context.world_size > len(exits):
-        ranks = ", ".join(str(each.rank) for each in sorted(exits, key=lambda each: each.rank))
-        noun = "rank" if len(exits) == 1 else "ranks"
-        message = f"{noun} {ranks} of {context.world_size}: victims of a rank on another machine; see its output"
+        ranks = number_noun("rank", sorted(each.rank for each in exits))
+        message = f"{ranks} of {context.world_size}: victims of a rank on another machine; see its output"
         return FailureVerdict(EXIT_FAILED, [message], message, is_from_outside=True)
     return _crash(cause, others, context)
 

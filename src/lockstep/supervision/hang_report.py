@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from lockstep.config.plurals import number_noun
 from lockstep.errors import EXIT_HANG
 from lockstep.supervision.collective_mismatch import find_mismatch
 from lockstep.supervision.failure_report import FailureContext, FailureVerdict, describe_place
@@ -242,8 +243,7 @@ def _describe_waits(waits: Mapping[int, PeerWait]) -> str:
     for rank, wait in sorted(waits.items()):
         by_place.setdefault(wait.words, []).append(rank)
     return "; ".join(
-        f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))} "
-        f"{'waits' if len(ranks) == 1 else 'wait'} for it in {place}"
+        f"{number_noun('rank', ranks)} {'waits' if len(ranks) == 1 else 'wait'} for it in {place}"
         for place, ranks in by_place.items()
     )
 

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from lockstep.config.plurals import count_noun, number_noun
+
 
 @dataclass(frozen=True, order=True)
 class RankFailure:
@@ -40,9 +42,9 @@ class RanksFailed(Exception):
             for rank, stack in sorted(abandoned.items())
         ]
         failed = {failure.rank for failure in self.failures}
-        returned = [str(rank) for rank in range(size) if rank not in failed and rank not in abandoned]
+        returned = [rank for rank in range(size) if rank not in failed and rank not in abandoned]
         if returned:
-            sections.append(f"returned: rank{'s' * (len(returned) > 1)} {', '.join(returned)}")
+            sections.append(f"returned: {number_noun('rank', returned)}")
         super().__init__(f"{len(failed)} of {size} ranks failed\n\n" + "\n\n".join(sections))
 
 
@@ -65,7 +67,9 @@ class RanksTimeout(Exception):
             _section(f"rank {rank}{' (had returned; waiting for the others)' * (rank in returned)}:", stack)
             for rank, stack in enumerate(stacks)
         ]
-        super().__init__(f"{len(stacks)} ranks had not finished after {timeout_s:g} s\n\n" + "\n\n".join(sections))
+        super().__init__(
+            f"{count_noun(len(stacks), 'rank')} had not finished after {timeout_s:g} s\n\n" + "\n\n".join(sections)
+        )
 
 
 def _section(title: str, body: str) -> str:

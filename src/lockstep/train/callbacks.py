@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from lockstep.config.plurals import count_noun
 from lockstep.errors import UserError
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class EarlyStopping(Callback):
         if self._waited >= self._patience:
             best = self.best
             trainer.stop(
-                f"{best.metric} has not improved in {self._waited} evaluations"
+                f"{best.metric} has not improved in {count_noun(self._waited, 'evaluation')}"
                 + (f"; it was {best.value:.6g} at step {best.step}" if best.value is not None else "")
             )
 

@@ -8,6 +8,7 @@ from torch.utils.data import Dataset, Subset
 
 from lockstep.checkpoint.weights_io import load_checkpoint
 from lockstep.config.job_schema import JobConfig
+from lockstep.config.plurals import count_noun
 from lockstep.config.resolved_config import ResolvedSettings
 from lockstep.config.train_schema import Config
 from lockstep.data.evaluation_loader import EvaluationLoader
@@ -178,7 +179,8 @@ def global_batch(config: Config, world: World) -> Batch:
     lanes = world.size * config.accumulate
     if lanes & (lanes - 1):
         raise UserError(
-            f"accumulate={config.accumulate} on {world.size} processes makes {lanes} lanes: expected a power of two"
+            f"accumulate={config.accumulate} on {count_noun(world.size, 'process')} makes {lanes} lanes: "
+            "expected a power of two"
         )
     return Batch(config.batch.per_device * lanes, lanes)
 

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from lockstep.config.duration import Duration, RunLength
+from lockstep.config.plurals import count_noun
 from lockstep.data.evaluation_loader import EvaluationLoader
 from lockstep.data.loader_factory import Loader
 from lockstep.errors import UserError
@@ -215,7 +216,7 @@ class Trainer:
                 saved.remove(mine)
                 callback.load_state_dict(mine[1])
             elif callback.state_dict():
-                logger.warning("%s is new in this run: it has not seen the first %d steps", kind, self.step)
+                logger.warning("%s is new in this run: it has missed %s", kind, count_noun(self.step, "step"))
         if lost := [kind for kind, values in saved if values]:
             logger.warning("the saved state of %s is dropped: this trainer has no such callback", ", ".join(lost))
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from lockstep.config import environment
 from lockstep.config.duration import RunLength
+from lockstep.config.plurals import count_noun
 from lockstep.data.lanes import GlobalBatch
 from lockstep.data.loader_factory import Loader
 from lockstep.engine.engine import Engine
@@ -366,8 +367,8 @@ def _check_batch_norm(world: World, loader: Loader) -> None:
     lane_batch = loader.global_batch // loader.lanes.count
     if lane_batch < _FEW_SAMPLES and world.is_main:
         logger.warning(
-            "batch norm sees %d samples at a time (global batch %d in %d lanes): use fewer lanes or a larger batch",
-            lane_batch,
+            "batch norm sees %s at a time (global batch %d in %s): use fewer lanes or a larger batch",
+            count_noun(lane_batch, "sample"),
             loader.global_batch,
-            loader.lanes.count,
+            count_noun(loader.lanes.count, "lane"),
         )

@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lockstep.config.plurals import count_noun
 from lockstep.events.jsonl import read_jsonl
-from lockstep.observe.text_format import count_noun
 from lockstep.supervision.agent_folder import FOLDER_PREFIX
 from lockstep.supervision.io_recorder import OutputRecord
 

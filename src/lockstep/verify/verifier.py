@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from lockstep.config.plurals import count_noun
 from lockstep.errors import UserError
 from lockstep.events.jsonl import read_jsonl
 from lockstep.events.run_folder import RunFolder
 from lockstep.events.step_trace import TraceDifference, first_difference, read_trace
-from lockstep.observe.text_format import count_noun
 from lockstep.verify.checklist import (
     ChecklistItem,
     check_metrics,

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from lockstep.config.plurals import count_noun
 from lockstep.errors import EXIT_FAILED
 from lockstep.events.step_trace import TraceDifference
-from lockstep.observe.text_format import count_noun
 from lockstep.verify.checklist import ChecklistItem
 from lockstep.verify.verify_trials import TrialFailure, VerifyTrial
 

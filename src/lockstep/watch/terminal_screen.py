@@ -9,12 +9,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from lockstep.config.plurals import count_noun
 from lockstep.observe.curve import Curve
 from lockstep.observe.run_findings import run_findings
 from lockstep.observe.run_record import RunRecord
 from lockstep.observe.step_timing import PHASES, RankTimes
 from lockstep.observe.text_format import (
-    count_noun,
     format_duration,
     format_number,
     format_percent,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 
 from lockstep.config.placement import Placement
+from lockstep.config.plurals import count_noun
 from lockstep.errors import WorldError
 
 
@@ -26,10 +27,12 @@ def choose_device(placement: Placement, requested: str | torch.device | None = N
         if not torch.cuda.is_available():
             raise WorldError("device=cuda, but torch sees no CUDA device: use device=cpu or check nvidia-smi")
         index = placement.local_rank % torch.cuda.device_count() if device.index is None else device.index
-        if index >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        if index >= count:
+            choice = "cuda:0" if count == 1 else f"cuda:0 to cuda:{count - 1}"
             raise WorldError(
-                f"device=cuda:{index}, but torch sees {torch.cuda.device_count()} CUDA devices: "
-                f"use cuda:0 to cuda:{torch.cuda.device_count() - 1}, or omit the number"
+                f"device=cuda:{index}, but torch sees {count_noun(count, 'CUDA device')}: "
+                f"use {choice}, or omit the number"
             )
         return torch.device("cuda", index)
     if device.type == "mps" and not torch.backends.mps.is_available():
@@ -58,8 +61,8 @@ def warn_if_no_parallelism(placement: Placement, device: torch.device, warn: Cal
         warn("one process under a launcher: this works, but brings no parallelism; plain `python` does the same")
     elif devices_are_shared(placement, device):
         warn(
-            f"{placement.local_world_size} processes share {torch.cuda.device_count()} CUDA device(s): this works, but "
-            "brings no parallelism; start one process per device (-n auto)"
+            f"{placement.local_world_size} processes share {count_noun(torch.cuda.device_count(), 'CUDA device')}: "
+            "this works, but brings no parallelism; start one process per device (-n auto)"
         )
     elif torch.backends.mps.is_available():
         warn(

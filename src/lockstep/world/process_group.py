@@ -17,6 +17,7 @@ from torch.distributed import DistNetworkError
 
 from lockstep.config import environment
 from lockstep.config.placement import Placement
+from lockstep.config.plurals import number_noun
 from lockstep.config.tested_versions import describe_untested_torch
 from lockstep.errors import WorldError
 from lockstep.launcher.tcp_store import connect_store, host_store, interface_towards, wait_for_keys
@@ -203,7 +204,6 @@ def _wait_for_all_ranks(store: Store, stage: str, placement: Placement, deadline
     missing = wait_for_keys(store, reached, deadline)
     if missing:
         raise WorldError(
-            f"rank {placement.rank} timed out waiting for rank{'s' * (len(missing) > 1)} "
-            f"{', '.join(map(str, missing))} of {placement.world_size} at "
+            f"rank {placement.rank} timed out waiting for {number_noun('rank', missing)} of {placement.world_size} at "
             f"{placement.master_addr}:{placement.master_port}: not started, or cannot connect"
         )

@@ -67,3 +67,10 @@ def test_a_missing_machine_is_a_failure_that_may_be_tried_again(
     with pytest.raises(RendezvousError, match=r"timed out waiting for machine 1|machine 1 cannot reach") as caught:
         machines.all[index].next_rendezvous()
     assert caught.value.exit_code == EXIT_FAILED, "code 2 would be a mistake, and no scheduler would try it again"
+
+
+def test_all_missing_machines_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "_MEETING_TIMEOUT", timedelta(seconds=0.2))
+    alone = FreshStoreRendezvous(MachineNode(0, 3, "127.0.0.1", free_port()))
+    with pytest.raises(RendezvousError, match="machine 0 timed out waiting for machines 1, 2 of 3 at 127"):
+        alone.next_rendezvous()

@@ -141,6 +141,18 @@ def test_a_search_shows_its_generations_and_designs() -> None:
     ]
 
 
+def test_a_single_thing_is_in_the_singular() -> None:
+    started = describe_event(START | {"effective_batch": 8, "lanes": 1, "total_steps": 1, "parameters": 1})[1]
+    assert "digits: 1 parameter on cpu, effective batch 8 = 1 lane × 8 on 2 processes" in started
+    assert ", 1 step → runs/a" in started
+    end = {"kind": "end", "step": 1, "metrics": {"accuracy": 0.5}, "folder": "runs/a", "digest": "3f"}
+    assert describe_event(end)[0] == "done after 1 step: test accuracy 0.5000  → runs/a"
+
+
+def test_the_length_of_a_stream_is_not_known() -> None:
+    assert "in bf16 → runs/a" in describe_event(START | {"total_steps": None})[1]
+
+
 def test_quiet_is_silent() -> None:
     assert console_for(io.StringIO(), quiet=True) == []
 

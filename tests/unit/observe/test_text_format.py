@@ -3,7 +3,6 @@
 import pytest
 
 from lockstep.observe.text_format import (
-    count_noun,
     format_bytes,
     format_duration,
     format_number,
@@ -29,8 +28,6 @@ from lockstep.observe.text_format import (
         (format_bytes(964), "964 bytes"),
         (format_bytes(1_800_000), "1.8 MB"),
         (format_percent(0.25), "25%"),
-        (count_noun(1, "step"), "1 step"),
-        (count_noun(1234, "process"), "1,234 processes"),
     ],
 )
 def test_quantities(shown: str, expected: str) -> None:

@@ -41,8 +41,11 @@ def test_each_process_gets_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     placed = [choose_device(Placement(rank=r, local_rank=r, world_size=4), None).index for r in range(4)]
     assert placed == [0, 1, 0, 1]
     assert choose_device(Placement(local_rank=1), "cuda:0").index == 0
-    with pytest.raises(WorldError, match="cuda:5"):
+    with pytest.raises(WorldError, match="device=cuda:5, but torch sees 2 CUDA devices: use cuda:0 to cuda:1, or omit"):
         choose_device(Placement(), "cuda:5")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(WorldError, match="device=cuda:1, but torch sees 1 CUDA device: use cuda:0, or omit the number"):
+        choose_device(Placement(), "cuda:1")
 
 
 def test_mps_for_one_process_but_cpu_for_several(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +74,7 @@ def test_warns_of_one_process_and_of_a_shared_gpu(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     warn_if_no_parallelism(Placement(world_size=2, local_world_size=2), torch.device("cuda", 0), warnings.append)
     assert ["no parallelism" in warning for warning in warnings] == [True, True]
-    assert "2 processes share 1 CUDA device" in warnings[1]
+    assert "2 processes share 1 CUDA device:" in warnings[1]
 
 
 def test_no_warning_where_processes_help() -> None:

@@ -53,7 +53,7 @@ class Outcome(NamedTuple):
     evaluations: int  # until the target was reached, or all
     is_reached: bool
     best: float
-    guidance_s: float  # per generation
+    surrogate_s: float  # per generation
 
 
 class Landscape(NamedTuple):
@@ -97,7 +97,7 @@ def landscape(problem: str) -> Landscape:
     return shifted(function, reach)
 
 
-class GuidanceTime:
+class SurrogateTime:
     """A sink that collects how long each generation took to evolve and train."""
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class GuidanceTime:
 def search(task: Task) -> Outcome:
     """Search with the real loop, without a folder."""
     torch.set_num_threads(1)
-    searched, guidance = landscape(task.problem), GuidanceTime()
+    searched, surrogate_time = landscape(task.problem), SurrogateTime()
     settings = SearchSettings(
         population_size=POPULATION,
         max_generations=task.generations,
@@ -122,14 +122,14 @@ def search(task: Task) -> Outcome:
         network=NetworkSettings(guided_share=task.guided_share) if task.guided_share else None,
     )
     problem = Problem(searched.genome, (Objective("cost"),), VectorizedEvaluator(searched.costs, POPULATION))
-    made = Search(Run(None, World(), seed=task.seed, sinks=[guidance]), problem, settings)
+    made = Search(Run(None, World(), seed=task.seed, sinks=[surrogate_time]), problem, settings)
     made.run_complete_pipeline(searched.base)
     reached = (made.archive.costs[:, 0] <= task.target).nonzero()
     return Outcome(
         evaluations=int(reached[0]) + 1 if len(reached) else len(made.archive),
         is_reached=len(reached) > 0,
         best=float(made.archive.costs.min()),
-        guidance_s=sum(guidance.seconds) / len(guidance.seconds),
+        surrogate_s=sum(surrogate_time.seconds) / len(surrogate_time.seconds),
     )
 
 
@@ -146,7 +146,7 @@ def compare(problem: str, seeds: range, guided_share: float, jobs: int) -> None:
     outcomes = run(tasks, jobs)
     by_arm = {name: outcomes[number :: len(arms)] for number, name in enumerate(arms)}
     print(f"{problem}: evaluations until a cost of {target:g}, {len(seeds)} seeds")
-    print("| network | median | quartiles | never | guidance, ms per generation |\n|---|---|---|---|---|")
+    print("| network | median | quartiles | never | surrogate, ms per generation |\n|---|---|---|---|---|")
     for name, each in by_arm.items():
         print(f"| {name} | {summary(each)} |")
     medians = {name: np.median([each.evaluations for each in arm]) for name, arm in by_arm.items()}
@@ -157,7 +157,7 @@ def summary(outcomes: list[Outcome]) -> str:
     evaluations = [each.evaluations for each in outcomes]
     low, median, high = np.percentile(evaluations, [25, 50, 75])
     never = sum(not each.is_reached for each in outcomes)
-    cost_ms = 1000 * np.median([each.guidance_s for each in outcomes])
+    cost_ms = 1000 * np.median([each.surrogate_s for each in outcomes])
     return f"{median:.0f} | {low:.0f}–{high:.0f} | {never} | {cost_ms:.0f}"
 
 

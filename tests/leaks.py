@@ -41,7 +41,7 @@ _TOOLS_VARIABLES = frozenset(
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class ProcessSnapshot:
     """Everything that a test could leave changed, at one moment."""
 
     processes: frozenset[int]
@@ -52,7 +52,7 @@ class Surroundings:
     shared_memory: frozenset[str]
 
     @classmethod
-    def now(cls, folders: Iterable[Path], *, is_alone: bool) -> "Surroundings":
+    def now(cls, folders: Iterable[Path], *, is_alone: bool) -> "ProcessSnapshot":
         """`is_alone`: no other worker of the session runs tests at the same time."""
         return cls(
             processes=frozenset(_descendants(os.getpid())),
@@ -76,7 +76,7 @@ class Leaks:
     shared_memory: list[str]
 
     @classmethod
-    def between(cls, before: Surroundings, after: Surroundings) -> "Leaks":
+    def between(cls, before: ProcessSnapshot, after: ProcessSnapshot) -> "Leaks":
         moved = after.working_directory != before.working_directory
         return cls(
             processes=_leaked(after.processes - before.processes),
@@ -103,7 +103,7 @@ class Leaks:
     def may_go_away(self) -> bool:
         return bool(self.processes or self.threads or self.shared_memory)
 
-    def clear(self, before: Surroundings) -> None:
+    def clear(self, before: ProcessSnapshot) -> None:
         """Undo what would disturb the next test. Files are kept: they may be the user's."""
         for process in self.processes:
             with suppress(psutil.NoSuchProcess):
@@ -123,11 +123,11 @@ def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     # Where a test writes that forgot tmp_path, and where lockstep itself writes. No deeper: every test pays for this.
     folders = {here, here / "runs", root, root / "runs"}
     is_alone = not hasattr(request.config, "workerinput")
-    before = Surroundings.now(folders, is_alone=is_alone)
+    before = ProcessSnapshot.now(folders, is_alone=is_alone)
     yield
     deadline = time.monotonic() + GRACE_S
     while True:
-        leaks = Leaks.between(before, Surroundings.now(folders, is_alone=is_alone))
+        leaks = Leaks.between(before, ProcessSnapshot.now(folders, is_alone=is_alone))
         if not leaks.may_go_away or time.monotonic() > deadline:
             break
         time.sleep(_POLL_S)

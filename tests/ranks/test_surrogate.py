@@ -1,4 +1,4 @@
-"""The guidance network on several ranks: the same bits on any number of ranks, also when resumed on another number."""
+"""The surrogate network on several ranks: the same bits on any number of ranks, also when resumed on another number."""
 
 from typing import Any
 

@@ -11,7 +11,7 @@ BUFFERS = ".buffers"  # suffix after a model's name: its non-persistent buffers,
 KEPT = "kept."  # prefix of other objects that the run saves; not part of the digest
 STATE = "state."  # prefix of other objects that the run saves as part of the digest
 OPTIMIZER = "optimizer"  # prefix of the optimizers' names
-AVERAGE = "average"  # prefix of the names of moving averages of the weights
+AVERAGE = "average"  # prefix of the names of EMAs
 COMPRESSION = "compression"  # error feedback of compressed gradients; not part of the digest
 LOADER = "loader"  # position in the data; not part of the digest
 

@@ -56,7 +56,7 @@ def load_checkpoint(
         model: the model. Its tensors keep their device, dtype and `requires_grad`.
         source: a run folder, a checkpoint's folder, a `.safetensors` file, or with `pickled=True` a `.pt`, `.pth` or
             `.bin` file.
-        weights: which part of the checkpoint: `"model"`, or `"average"` for the moving average of the weights.
+        weights: which part of the checkpoint: `"model"`, or `"average"` for the EMA.
         best: take the run folder's best checkpoint instead of its latest.
         strict: if False, load what fits and log the rest.
         pickled: read pickle files. Only tensors and plain containers are accepted; nothing in them is executed.

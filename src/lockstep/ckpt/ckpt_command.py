@@ -181,7 +181,7 @@ def export_checkpoint(
     step: StepOption = None,
     best: Annotated[bool, typer.Option("--best", help="The best checkpoint, by the run's metric.")] = False,
     weights: Annotated[
-        str, typer.Option("--weights", metavar="NAME", help="Which weights: model, or average (their moving average).")
+        str, typer.Option("--weights", metavar="NAME", help="Which weights: model, or average (the EMA).")
     ] = "model",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace TARGET if it exists.")] = False,
     as_json: AsJson = False,

@@ -20,7 +20,7 @@ _CAUSES = {
     "lockstep does not seed, or uses a different number of threads.",
     "gradient": "The same loss gave a different gradient. A custom backward pass may not be deterministic; if there is "
     "none, the sum over the ranks is wrong, which is a bug in lockstep.",
-    "state": "The same gradient gave a different state. The optimizer, the moving average or a buffer depends on the "
+    "state": "The same gradient gave a different state. The optimizer, the EMA or a buffer depends on the "
     "rank or the process, or draws from a random stream that lockstep does not seed.",
     END_OF_RUN: "All steps that both runs made are the same. Something was changed outside of a step.",
 }

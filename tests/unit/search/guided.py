@@ -1,4 +1,4 @@
-"""A small search for the tests of guidance: three kinds of genes, and a cost that depends on each of them."""
+"""A small search for the tests of the surrogate: three kinds of genes, and a cost that depends on each of them."""
 
 from collections.abc import Sequence
 

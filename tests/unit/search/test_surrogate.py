@@ -1,4 +1,4 @@
-"""Guidance: what is chosen, what is learned, and that both can be repeated to the last bit."""
+"""The surrogate: what is chosen, what is learned, and that both can be repeated to the last bit."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""The guidance network: its members in one batched model, and what they predict."""
+"""The surrogate network: its members in one batched model, and what they predict."""
 
 from typing import Any
 

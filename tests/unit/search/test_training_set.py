@@ -1,4 +1,4 @@
-"""The training set of the guidance network."""
+"""The training set of the surrogate network."""
 
 import pytest
 import torch

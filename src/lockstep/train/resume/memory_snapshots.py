@@ -65,7 +65,7 @@ class Cadence:
 class MemorySnapshots:
     """The snapshots of one attempt. New ones are made only if an agent may restart the run."""
 
-    def __init__(self, log: RunLog, run_folder: RunFolder, world: World, beside: Saver) -> None:
+    def __init__(self, log: RunLog, run_folder: RunFolder, world: World, disk_saver: Saver) -> None:
         self._log = log
         self._world = world
         self._folder = self._claim(run_folder.path) if world.is_main else None  # on rank 0 only
@@ -73,7 +73,7 @@ class MemorySnapshots:
         place = broadcast_object(str(self._folder.path) if self._folder is not None and self._is_on else None)
         self._saver: Saver | None = None  # the same on all ranks
         if place is not None:
-            self._saver = Saver(Path(place), world, log.run_id, log.events.attempt, beside)
+            self._saver = Saver(Path(place), world, log.run_id, log.events.attempt, disk_saver)
         self._cadence = Cadence()
         self._num_bytes: int | None = None  # of the latest, or estimated for the first
         self._is_requested = False

@@ -1,4 +1,4 @@
-"""The moving average of weights."""
+"""The EMA of a model's weights."""
 
 import copy
 

@@ -142,7 +142,9 @@ def test_a_run_folder_that_vanishes_and_comes_back(
 
 def test_a_run_folder_that_is_deleted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = tmp_path / "run"
-    with pytest.raises(CheckpointError, match="step 6, the run's end, could not be saved"):
+    with pytest.raises(
+        CheckpointError, match="step 6, the run's end, could not be saved: correct the problem reported above"
+    ):
         train(run, {3: lambda: shutil.rmtree(run)})
     assert not run.exists(), "a deleted run folder was recreated"
     assert len(warnings(caplog)) == 5, "one warning for each failed save; the last one was tried twice"

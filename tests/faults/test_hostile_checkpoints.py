@@ -174,7 +174,7 @@ def test_a_file_that_is_no_tensor_file_is_refused(checkpoint: Path, data: bytes)
 
 def test_a_file_with_other_tensors_is_refused(checkpoint: Path) -> None:
     forge_file(checkpoint, "model.safetensors", tensor_file({"other": entry("F32", [2], 0, 8)}, bytes(8)))
-    assert "not the form of a value: KeyError('weight')" in refusal(checkpoint)
+    assert "does not describe the saved values: KeyError('weight')" in refusal(checkpoint)
 
 
 TEXTS = {
@@ -253,18 +253,18 @@ CLAIMS: dict[str, tuple[Forge, str]] = {
     "a whole of 2^60 elements": (setting(*ROWS, "shape", to=[2**30, 2**30]), "elements for"),
     "a whole of 100 dimensions": (setting(*ROWS, "shape", to=[1] * 100), "has no sizes"),
     "a whole that is too small": (setting(*ROWS, "shape", to=[1, 2]), "do not form a tensor"),
-    "an unknown mark": (setting(*FORM, to={"$import": "os"}), "not the form of a value"),
-    "a mark among names": (setting(*FORM, to={"$tensor": "weight", "x": 1}), "not the form of a value"),
-    "a tensor that is not there": (setting(*FORM, to={"$tensor": "../x"}), "not the form of a value"),
-    "a tensor that is a list": (setting(*FORM, to={"$tensor": []}), "not the form of a value"),
-    "keys that are lists": (setting(*FORM, to={"$pairs": [[[1], 2]]}), "not the form of a value"),
-    "keys twice": (setting(*FORM, to={"$pairs": [[1, 2], [1, 3]]}), "not the form of a value"),
-    "pairs of three": (setting(*FORM, to={"$pairs": [[1, 2, 3]]}), "not the form of a value"),
-    "pairs that are text": (setting(*FORM, to={"$pairs": "ab"}), "not the form of a value"),
-    "a tuple that is text": (setting(*FORM, to={"$tuple": "ab"}), "not the form of a value"),
-    "a float that is none": (setting(*FORM, to={"$float": "x" * 10_000}), "not the form of a value"),
-    "bytes that are none": (setting(*FORM, to={"$bytes": "\n"}), "not the form of a value"),
-    "a form nested deeply": (setting(*FORM, to=nested(400)), "not the form of a value"),
+    "an unknown mark": (setting(*FORM, to={"$import": "os"}), "does not describe the saved values"),
+    "a mark among names": (setting(*FORM, to={"$tensor": "weight", "x": 1}), "does not describe the saved values"),
+    "a tensor that is not there": (setting(*FORM, to={"$tensor": "../x"}), "does not describe the saved values"),
+    "a tensor that is a list": (setting(*FORM, to={"$tensor": []}), "does not describe the saved values"),
+    "keys that are lists": (setting(*FORM, to={"$pairs": [[[1], 2]]}), "does not describe the saved values"),
+    "keys twice": (setting(*FORM, to={"$pairs": [[1, 2], [1, 3]]}), "does not describe the saved values"),
+    "pairs of three": (setting(*FORM, to={"$pairs": [[1, 2, 3]]}), "does not describe the saved values"),
+    "pairs that are text": (setting(*FORM, to={"$pairs": "ab"}), "does not describe the saved values"),
+    "a tuple that is text": (setting(*FORM, to={"$tuple": "ab"}), "does not describe the saved values"),
+    "a float that is none": (setting(*FORM, to={"$float": "x" * 10_000}), "does not describe the saved values"),
+    "bytes that are none": (setting(*FORM, to={"$bytes": "\n"}), "does not describe the saved values"),
+    "a form nested deeply": (setting(*FORM, to=nested(400)), "does not describe the saved values"),
 }
 
 

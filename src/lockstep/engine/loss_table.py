@@ -69,7 +69,8 @@ class LossTable:
         names = tuple(terms)
         if names != (self.names or names):
             raise UserError(
-                f"loss terms {list(names)} after {list(self.names)}: return the same names, in the same order"
+                f"a loss has the terms {list(names)}, but an earlier one of this step had {list(self.names)}: "
+                "return the same names, in the same order"
             )
         self.names = names
         row = self._rows[lane]

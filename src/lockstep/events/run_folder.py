@@ -20,6 +20,7 @@ from lockstep.events.jsonl import parse_json, read_jsonl
 FORMAT_VERSION = 1
 
 _MAX_FILE_BYTES = 2**20  # of run.json and config.yaml
+_CHOOSE_ANOTHER = "choose another folder (--run; in a script, the first argument of Run)"
 
 
 class RunSettings(Protocol):
@@ -145,7 +146,7 @@ class RunFolder:
         """
         try:
             if self._is_foreign():
-                raise UserError(f"{self.path} exists and is not a run folder: choose another folder with --run")
+                raise UserError(f"{self.path} exists and is not a run folder: {_CHOOSE_ANOTHER}")
             self._create()
             lock = self._lock()
             try:
@@ -182,9 +183,7 @@ class RunFolder:
                 lock.seek(0)
                 owner = lock.read(200).strip()
                 lock.close()
-                raise UserError(
-                    f"{self.path} is in use by {owner}: wait for it to end, or choose another folder with --run"
-                ) from None
+                raise UserError(f"{self.path} is in use by {owner}: wait for it to end, or {_CHOOSE_ANOTHER}") from None
         lock.truncate(0)
         lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         lock.flush()
@@ -210,7 +209,7 @@ class RunFolder:
             except ValueError:
                 content = None
         if not isinstance(content, dict) or not isinstance(content.get("run_id"), str):
-            raise UserError(f"{self.run_json} is damaged: choose another folder with --run")
+            raise UserError(f"{self.run_json} is damaged: {_CHOOSE_ANOTHER}")
         if content.get("format") != FORMAT_VERSION:
             raise UserError(
                 f"{self.run_json}: expected format {FORMAT_VERSION}, got {content.get('format')!r}: "
@@ -224,8 +223,8 @@ class RunFolder:
             changes = settings.changes_since(self.config)
             if changes and not force:
                 raise UserError(
-                    f"{self.path} holds a run with another config: choose another folder with --run, or pass --force "
-                    '(in a script: resume="force") to continue it with the new config\n'
+                    f"{self.path} holds a run with another config: {_CHOOSE_ANOTHER}, or pass --force (in a script: "
+                    'resume="force") to continue it with the new config\n'
                     + "\n".join(f"  {change}" for change in changes)
                 )
             changed = {**content, "config_digest": settings.digest()}

@@ -175,7 +175,9 @@ def parse_values(answer: Any, names: Sequence[str]) -> tuple[float, ...]:
     """Convert what a function or program returned into the values of the objectives."""
     if isinstance(answer, Mapping):
         if not names:
-            raise ValueError("got values by name, but the evaluator has no names=")
+            raise ValueError(
+                "got values by name, but the evaluator has no names: pass names=, in the objectives' order"
+            )
         if missing := [name for name in names if name not in answer]:
             raise ValueError(f"no value for {', '.join(missing)}")
         answer = [answer[name] for name in names]

@@ -212,7 +212,7 @@ class Genome:
         """Convert a dictionary with a value for every gene to a row; a value out of bounds is an error."""
         require_known("the genome has no gene", design, self.names)
         if missing := [name for name in self.names if name not in design]:
-            raise UserError(f"the design has no {', '.join(missing)}")
+            raise UserError(f"the design has no {', '.join(missing)}: give every gene a value")
         return torch.tensor([gene.write(design[gene.name]) for gene in self.genes], dtype=torch.float64)
 
     def keys(self, population: Tensor) -> list[bytes]:

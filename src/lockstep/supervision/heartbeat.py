@@ -61,7 +61,7 @@ _WORDS = {
     Phase.EXCHANGING: "waiting for the other ranks' gradients",
     Phase.UPDATING: "update, or the rest of the loop's body",
     Phase.SAVING: "saving",
-    Phase.EVALUATING: "evaluation",
+    Phase.EVALUATING: "evaluating",
     Phase.FINISHING: "finishing",
     Phase.SCRIPT: "the script's own code",
     Phase.LEAVING: "leaving",

@@ -531,14 +531,20 @@ class Run:
         `metadata`: plain values for the last checkpoint's manifest and the end event.
         """
         if self._checkpointer.found_progress is not None:
-            raise UserError("an earlier attempt got further, in a later call of run.steps(…): run that script again")
+            raise UserError(
+                "the checkpoint was saved in a later call of run.steps(…) than this script makes: restore the missing "
+                "calls, or choose another folder"
+            )
         heartbeat.enter(Phase.FINISHING)
         own = self.digest()
         if len(set(all_gather_object(own))) > 1:
             digests = all_gather_object(tensor_digests(self._state.tensors()))
             names = dict.fromkeys(name for theirs in digests for name in theirs)
             name = next(name for name in names if len({theirs.get(name) for theirs in digests}) > 1)
-            raise LockstepError(f"after step {self.step} the ranks differ in {name}: was it changed outside of a step?")
+            raise LockstepError(
+                f"after step {self.step} the ranks differ in {name}: change it inside a step, or in the same way on "
+                "every rank"
+            )
         if self._loop.is_closed:
             return own
         self._loop.save_if_requested()

@@ -131,7 +131,8 @@ class Step:
         for earlier in self._passes:
             if not set(earlier.parameters).isdisjoint(parameters):
                 raise UserError(
-                    "a second pass for the same model before step.update(…): the first gradients would be lost"
+                    "a second pass for the same model before step.update(…) would lose the first gradients: call "
+                    "step.update(optimizer) between them, or return both losses as terms of one"
                 )
             earlier.finish()  # it leaves the buffers that this pass starts from
         scaler = self._context.updater.scaler
@@ -365,5 +366,5 @@ def _require_gradients(optimizers: Sequence[Optimizer], parameters: Sequence[Par
         if own and own.isdisjoint(parameters):
             raise UserError(
                 f"step.update({type(optimizer).__name__}) without gradients: its parameters are in none of the models "
-                "that this step ran lanes for"
+                "that this step ran lanes for: pass its model to step.accumulate(loss, model)"
             )

@@ -33,6 +33,7 @@ logger = logging.getLogger("lockstep")
 Models = nn.Module | Sequence[nn.Module]
 
 _EXTRA_STATE = "_extra_state"  # as torch calls what a module's `get_extra_state` returns
+_MAX_PROBLEM = 300  # characters
 
 
 class Resumable(Protocol):
@@ -86,7 +87,10 @@ class TrainState:
             raise UserError(f"run.register_state({name!r}, …) needs an object with state_dict and load_state_dict")
         earlier, self.registered[part] = self.registered.get(part, thing), thing
         if earlier is not thing and once:
-            raise UserError(f"run.register_state({name!r}, …): something else is registered under this name already")
+            raise UserError(
+                f"run.register_state({name!r}, …): something else is registered under this name already: "
+                "choose another name"
+            )
 
     @property
     def any_batch_norm(self) -> bool:
@@ -209,7 +213,7 @@ class TrainState:
         """Raise if registered state cannot be saved: before the first step, not at the first save."""
         for name, thing in self.registered.items():
             try:
-                split_values(thing.state_dict(), name)
+                split_values(thing.state_dict(), "state_dict()")
             except TypeError as error:
                 raise UserError(f"run.register_state({name.partition('.')[2]!r}, …): {error}") from None
 
@@ -231,9 +235,20 @@ def _unsaved_buffers(model: nn.Module) -> dict[str, Tensor]:
 def _check_names(ours: Iterable[str], saved: Iterable[str]) -> None:
     missing, unknown = sorted(set(ours) - set(saved)), sorted(set(saved) - set(ours))
     if missing or unknown:
-        lines = [f"the checkpoint has no {name}" for name in missing]
-        lines += [f"the checkpoint has {name}, which this run does not have" for name in unknown]
-        raise UserError("; ".join(lines) + ": prepare the same models, optimizers and averages before run.steps(…)")
+        lines = [f"the checkpoint has no {_part_words(name)}" for name in missing]
+        lines += [f"the checkpoint has {_part_words(name)}, which this run does not have" for name in unknown]
+        raise UserError(
+            f"{'; '.join(lines)}: before run.steps(…), make the same calls of run.prepare, run.optimizer, run.ema and "
+            "run.register_state as the run that was saved"
+        )
+
+
+def _part_words(name: str) -> str:
+    """Describe a part as the script knows it."""
+    for prefix, option in ((KEPT, ""), (STATE, " (in_digest=True)")):
+        if name.startswith(prefix):
+            return f"registered state {name.removeprefix(prefix)!r}{option}"
+    return name
 
 
 @torch.no_grad()
@@ -244,13 +259,19 @@ def _load_model(name: str, model: nn.Module, weights: Mapping[str, Any], buffers
         if key.split(".")[-1] == _EXTRA_STATE:  # checked by the module itself
             continue
         if isinstance(ours, Tensor) and (ours.shape, ours.dtype) != (value.shape, value.dtype):
-            raise UserError(f"{name}/{key} is {_kind(ours)} and was saved as {_kind(value)}: this is a different model")
+            raise _misfit(name, f"{key} is {_kind(ours)} and was saved as {_kind(value)}")
     try:
         model.load_state_dict({key: distribute_like(own.get(key), value) for key, value in weights.items()})
     except RuntimeError as error:
-        raise UserError(f"the saved weights do not fit {name}: {error}") from None
+        listed = str(error).partition(":\n")[2] or str(error)  # without torch's heading, where there is one
+        raise _misfit(name, " ".join(listed.split()).rstrip(".")) from None
     for key, value in buffers.items():
         own[key].copy_(value)
+
+
+def _misfit(name: str, problem: str) -> UserError:
+    cut = problem[:_MAX_PROBLEM] + "…" * (len(problem) > _MAX_PROBLEM)
+    return UserError(f"the checkpoint does not fit {name}: {cut}: build the same model, or choose another folder")
 
 
 def _kind(tensor: Tensor) -> str:

@@ -49,7 +49,7 @@ def join_values(form: Any, tensors: Mapping[str, Tensor]) -> Any:
     try:
         return _join(form, tensors)
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"not the form of a value: {repr(error)[:200]}") from None
+        raise ValueError(f"damaged: it does not describe the saved values: {repr(error)[:200]}") from None
 
 
 def cpu_copy(tensor: Tensor) -> Tensor:

@@ -35,7 +35,9 @@ def test_backward_passes_of_one_lane_add_up() -> None:
     table.record(0, {"loss": term(1.0, 1)})
     table.record(0, {"loss": term(5.0, 2)})
     assert table.loss().item() == 2.0
-    with pytest.raises(UserError, match=r"loss terms \['other'\] after \['loss'\]"):
+    with pytest.raises(
+        UserError, match=r"the terms \['other'\], but an earlier one of this step had \['loss'\]: return"
+    ):
         table.record(0, {"other": term(1.0, 1)})
 
 

@@ -97,7 +97,9 @@ def test_a_forced_run_has_the_fingerprint_of_its_new_settings(tmp_path: Path) ->
 
 def test_a_folder_that_is_not_a_run_folder_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(UserError, match="not a run folder"):
+    with pytest.raises(
+        UserError, match=r"not a run folder: choose another folder \(--run; in a script, the first argument of Run\)$"
+    ):
         RunFolder(tmp_path).claim(ResolvedSettings(config()), {})
     with pytest.raises(UserError, match="cannot use the run folder"):
         RunFolder(tmp_path / "thesis.tex").claim(ResolvedSettings(config()), {})
@@ -141,7 +143,9 @@ sys.stdin.read()
     )
     assert owner.stdin is not None and owner.stdout is not None
     assert owner.stdout.readline() == "held\n"
-    with pytest.raises(UserError, match=f"in use by process {owner.pid} on "):
+    with pytest.raises(
+        UserError, match=f"in use by process {owner.pid} on .*: wait for it to end, or choose another folder"
+    ):
         RunFolder(tmp_path / "a").claim(ScriptSettings({"seed": 1}), {})
     with owner:
         owner.stdin.close()

@@ -127,7 +127,11 @@ def test_values_by_name_are_put_in_the_order_of_the_names() -> None:
     ("answer", "names", "reason"),
     [
         ({"lift": 1.0}, ("drag", "lift", "mass"), "ValueError: no value for drag, mass"),
-        ({"lift": 1.0}, (), "ValueError: got values by name, but the evaluator has no names="),
+        (
+            {"lift": 1.0},
+            (),
+            "ValueError: got values by name, but the evaluator has no names: pass names=, in the objectives' order",
+        ),
         (None, (), "TypeError: "),
         ("much", (), "ValueError: expected numbers, got the text 'much'"),
         ("12", (), "ValueError: expected numbers, got the text '12'"),

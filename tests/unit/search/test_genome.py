@@ -50,7 +50,7 @@ def test_an_impossible_value_of_a_gene_is_named(change: dict[str, object], messa
 
 
 def test_a_missing_gene_is_named() -> None:
-    with pytest.raises(UserError, match="the design has no gap"):
+    with pytest.raises(UserError, match="the design has no gap: give every gene a value"):
         GENOME.row({name: value for name, value in DESIGN.items() if name != "gap"})
 
 

@@ -165,6 +165,24 @@ def test_an_error_before_the_first_step_is_every_ranks(phase: Phase, report: Err
         assert explained([refused, RankExit(1, None, report, other)], 2) == "rank 0: data.path=x: no such file"
 
 
+@pytest.mark.parametrize(
+    ("step", "phase", "place"),
+    [
+        (0, Phase.SCRIPT, ""),
+        (0, Phase.JOINING, " while joining the other ranks"),
+        (0, Phase.EVALUATING, " while evaluating"),
+        (0, Phase.COMPUTING, " in step 1 (forward and backward pass)"),
+        (4, Phase.EVALUATING, " after step 4 (evaluating)"),
+        (4, Phase.SCRIPT, " after step 4 (the script's own code)"),
+        (4, Phase.DESIGNS, " in generation 5 (evaluating designs)"),
+    ],
+)
+def test_the_place_of_a_failure(step: int, phase: Phase, place: str) -> None:
+    last = Heartbeat(7, 7, step, phase, 0.0, None, False, False, {}, [])
+    text = explained([RankExit(0, 7, heartbeat=last)], 1)
+    assert text.startswith(f"rank 0 of 1 failed{place}, the cause: ")
+
+
 def test_a_deliberate_error_without_a_message_is_named() -> None:
     assert explained([RankExit(0, 1, raised("UserError: ", deliberate=True))], 1) == "UserError"
 

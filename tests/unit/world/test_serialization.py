@@ -127,7 +127,7 @@ FORGED = [
 def test_forged_forms_are_refused(form: Any) -> None:
     tensors = {"t": torch.ones(1), "half": torch.ones(1, dtype=torch.bfloat16)}
     for nested in (form, [form], {"a": form}, {"$tuple": [form]}, {"$pairs": [[1, form]]}):
-        with pytest.raises(ValueError, match="not the form of a value"):
+        with pytest.raises(ValueError, match="does not describe the saved values"):
             join_values(nested, tensors)
 
 

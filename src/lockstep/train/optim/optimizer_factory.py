@@ -69,7 +69,7 @@ def parameter_groups(model: nn.Module, rules: Sequence[GroupRule], *, lr: float)
         if parameter.requires_grad:
             names.setdefault(parameter, []).append(name)
     if not names:
-        raise UserError("the model has no trainable parameter")
+        raise UserError("the model has no trainable parameter: set requires_grad=True on those to train")
     chosen: list[list[Parameter]] = [[] for _ in rules]
     rest: list[Parameter] = []
     for parameter, own in names.items():

@@ -244,7 +244,10 @@ class Checkpointer:
             self.save(metadata=metadata)
             self._wait_for_save(storage)
         if not storage.is_latest_good:
-            raise CheckpointError(f"step {self.progress.step}, {what}, could not be saved")
+            raise CheckpointError(
+                f"step {self.progress.step}, {what}, could not be saved: correct the problem reported above, then run "
+                "the same command again"
+            )
         storage.snapshots.remove()
 
     def _find(self, storage: _Storage) -> FoundCheckpoint | None:

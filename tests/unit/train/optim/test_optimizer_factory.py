@@ -93,7 +93,7 @@ def test_a_rule_without_effect_is_an_error(rules: Any, problem: str) -> None:
 
 
 def test_nothing_to_train_is_an_error() -> None:
-    with pytest.raises(UserError, match="no trainable parameter"):
+    with pytest.raises(UserError, match="no trainable parameter: set requires_grad=True on those to train"):
         parameter_groups(nn.Linear(2, 2).requires_grad_(False), [], lr=0.1)
 
 

@@ -102,7 +102,7 @@ def test_without_dtensor_offsets_strided_shards_are_refused() -> None:
         def is_replicate(self) -> bool:
             return False
 
-    with pytest.raises(LockstepError, match=r"cannot be saved with torch .*: use torch 2\.13"):
+    with pytest.raises(LockstepError, match=r"cannot be saved with torch .*: use torch 2\.11 or 2\.13"):
         dtensor.chunk_sizes_and_offsets((4,), None, [StridedShard()])
 
 
@@ -142,7 +142,7 @@ def test_worker_info() -> None:
 
 def test_without_worker_info_workers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sample_workers, "get_worker_info", lambda: "cannot be hidden")
-    with pytest.raises(UserError, match=r"with torch .*: use workers=0, or torch 2\.13"):
+    with pytest.raises(UserError, match=r"with torch .*: use workers=0, or torch 2\.11 or 2\.13"):
         sample_workers.hide_worker_info()
 
 

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from lockstep.engine.torch_internals import version_of
+
 Files = Mapping[str, Mapping[str, Tensor]]
 
 
@@ -78,4 +80,4 @@ def _reuse_or_allocate(tensor: Tensor, earlier: Tensor | None) -> Tensor:
 
 
 def _versions(tensors: Mapping[str, Tensor]) -> list[int]:
-    return [tensor._version for tensor in tensors.values()]
+    return [version_of(tensor) for tensor in tensors.values()]

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
+from lockstep.config.tested_versions import TESTED_TORCH
 from lockstep.errors import UserError
 from lockstep.supervision import heartbeat
 from lockstep.supervision.linux_processes import die_with_parent, signal_name
@@ -160,5 +161,5 @@ def hide_worker_info() -> None:
     if get_worker_info() is not None:
         raise UserError(
             f"worker processes cannot read iterable data sets with torch {torch.__version__}, whose get_worker_info() "
-            "cannot be made to return None: use workers=0, or torch 2.13"
+            f"cannot be made to return None: use workers=0, or {TESTED_TORCH}"
         )

@@ -32,7 +32,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousHandler
 from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
-from lockstep.config.tested_versions import TESTED_TORCH_VERSIONS
+from lockstep.config.tested_versions import TESTED_TORCH
 from lockstep.errors import UserError
 
 _AGENT_STOP_SIGNALS = [
@@ -177,7 +177,7 @@ def check_elastic_names(agent: type = SimpleElasticAgent) -> None:
     if missing:
         raise UserError(
             f"torch {torch.__version__}: its elastic agent, through which lockstep starts several processes, has lost "
-            f"or changed {', '.join(missing)}: install torch {' or '.join(TESTED_TORCH_VERSIONS)}, or omit -n (nproc)"
+            f"or changed {', '.join(missing)}: install {TESTED_TORCH}, or omit -n (nproc)"
         )
 
 

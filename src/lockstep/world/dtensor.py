@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lockstep.config.tested_versions import TESTED_TORCH
 from lockstep.errors import LockstepError
 from lockstep.world.collectives import all_reduce
 from lockstep.world.serialization import Shard
@@ -124,7 +125,7 @@ def chunk_sizes_and_offsets(
         if type(placement).__name__ != "Shard":
             raise LockstepError(
                 f"a DTensor with placement {placement} cannot be saved with torch {torch.__version__}: "
-                "use torch 2.13, with which lockstep was tested"
+                f"use {TESTED_TORCH}, with which lockstep was tested"
             )
         dim = placement.dim
         chunk = -(-sizes[dim] // mesh.size(axis))

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from lockstep.errors import UserError
 from lockstep.testing import RanksFailed, RanksTimeout, close_pool, pool_pids, ranks, ranks_harness
 from lockstep.world.world import World
 from tests.commands import is_running
@@ -201,12 +202,12 @@ def test_a_result_that_cannot_be_pickled_is_that_ranks_failure() -> None:
 
 
 def test_a_function_that_cannot_be_pickled_is_refused() -> None:
-    with pytest.raises(TypeError, match="at the top level of a module"):
+    with pytest.raises(UserError, match="at the top level of a module"):
         ranks(1).run(lambda _: None)
 
 
 def test_zero_ranks_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"ranks\(0\)"):
+    with pytest.raises(UserError, match=r"ranks\(0\)"):
         ranks(0)
 
 

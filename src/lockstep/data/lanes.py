@@ -125,7 +125,7 @@ def check_batch(global_batch: int, num_lanes: int) -> None:
 def check_batch_range(start: int, stop: int | None) -> None:
     """Raise unless `start` and `stop` are a range of batch numbers."""
     if start < 0 or (stop is not None and stop < start):
-        raise ValueError(f"batches({start}, {stop}): expected 0 <= start <= stop")
+        raise UserError(f"batches({start}, {stop}): expected 0 <= start <= stop")
 
 
 @dataclass(frozen=True)

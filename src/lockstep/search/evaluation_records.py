@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from lockstep.errors import UserError
 from lockstep.events.jsonl import JsonlWriter, read_jsonl
 from lockstep.search.problem import Evaluation
 from lockstep.world.object_collectives import all_gather_object
@@ -81,7 +82,7 @@ def _read_finished(path: Path, first_generation: int) -> dict[str, Any]:
     for line in read_jsonl(path, _MAX_LINE_BYTES):
         generation, key, evaluations = (line.get(name) for name in ("generation", "key", "evaluations"))
         if isinstance(generation, int) and isinstance(key, str) and isinstance(evaluations, list):
-            with suppress(ValueError):
+            with suppress(UserError):
                 for each in evaluations:
                     Evaluation.from_json(each)
                 if generation >= first_generation:

@@ -47,12 +47,12 @@ class Evaluation(NamedTuple):
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """Undo `as_json`; anything else raises a ValueError."""
+        """Undo `as_json`; anything else is a `UserError`."""
         if isinstance(value, str):
             return cls(failure=value)
         if isinstance(value, list) and all(isinstance(each, float) for each in value):
             return cls(tuple(value))
-        raise ValueError(f"not an evaluation: {value!r}")
+        raise UserError(f"not an evaluation: {value!r}")
 
 
 class Evaluator(Protocol):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from lockstep.config import environment
 from lockstep.config.placement import LOOPBACK
+from lockstep.errors import UserError
 from lockstep.testing.failures import PortTaken, RankFailure, RanksFailed, RanksTimeout
 from lockstep.testing.rank_worker import Call, Raised, Ready, Release, Returned
 from lockstep.testing.worker_pool import WorkerProcess, collect_stacks, shared_pool
@@ -62,7 +63,7 @@ class Ranks:
         try:
             task = pickle.dumps((function, args, kwargs))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise TypeError(
+            raise UserError(
                 f"{function!r} cannot be sent to its ranks: {error}; define it at the top level of a module and pass "
                 "it values that pickle"
             ) from error
@@ -103,7 +104,7 @@ def ranks(size: int, *, env: Mapping[str, str] | None = None, timeout_s: float =
         timeout_s: the time limit of a call. After it the ranks are killed, and the error shows their stacks.
     """
     if size < 1:
-        raise ValueError(f"ranks({size}): expected 1 or more")
+        raise UserError(f"ranks({size}): expected 1 or more")
     return Ranks(size, env or {}, timeout_s)
 
 

@@ -214,7 +214,7 @@ class TrainState:
         for name, thing in self.registered.items():
             try:
                 split_values(thing.state_dict(), "state_dict()")
-            except TypeError as error:
+            except UserError as error:
                 raise UserError(f"run.register_state({name.partition('.')[2]!r}, …): {error}") from None
 
 

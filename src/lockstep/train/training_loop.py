@@ -92,7 +92,8 @@ class TrainingLoop:
     ) -> Iterator[Step]:
         """Yield the remaining steps of this many epochs or updates, then call `finish`."""
         if (epochs is None) == (steps is None):
-            raise ValueError("give either epochs or steps")
+            problem = "give epochs= or steps=" if epochs is None else "give either epochs= or steps=, not both"
+            raise UserError(f"run.steps(…): {problem}")
         is_empty = (steps if epochs is None else epochs) == 0
         with self._stopping_after_the_step():
             context = None if is_empty else self._start(loader, epochs, steps, policy)

@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from lockstep.errors import UserError
+
 Operation = Literal["sum", "mean", "min", "max", "product"]
 
 _REDUCE_OPS = {
@@ -52,9 +54,9 @@ def all_reduce(tensor: Tensor, op: Operation = "sum", group: dist.ProcessGroup |
         group: the process group; the default one if omitted.
     """
     if op not in _REDUCE_OPS:
-        raise ValueError(f"op={op!r}: expected one of {', '.join(_REDUCE_OPS)}")
+        raise UserError(f"op={op!r}: expected one of {', '.join(_REDUCE_OPS)}")
     if op == "mean" and not (tensor.is_floating_point() or tensor.is_complex()):
-        raise ValueError(
+        raise UserError(
             f"op='mean' of a {tensor.dtype} tensor would be truncated to integers: convert it to float first"
         )
     if get_world_size(group) > 1:
@@ -134,7 +136,7 @@ def scatter(
     _check_peer("src", src, group)
     if get_rank(group) == src:
         if parts is None or len(parts) != get_world_size(group):
-            raise ValueError(
+            raise UserError(
                 f"scatter needs one part per process: expected {get_world_size(group)}, got {len(parts or ())}"
             )
         if get_world_size(group) == 1:
@@ -150,4 +152,4 @@ def no_sync(model: nn.Module) -> AbstractContextManager[None]:
 
 def _check_peer(name: str, rank: int, group: dist.ProcessGroup | None) -> None:
     if not 0 <= rank < get_world_size(group):
-        raise ValueError(f"{name}={rank}: expected a rank from 0 to {get_world_size(group) - 1}")
+        raise UserError(f"{name}={rank}: expected a rank from 0 to {get_world_size(group) - 1}")

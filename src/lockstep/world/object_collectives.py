@@ -14,6 +14,7 @@ import torch.distributed as dist
 from safetensors.torch import load, save
 from torch import Tensor
 
+from lockstep.errors import UserError
 from lockstep.events.jsonl import parse_json
 from lockstep.world.collectives import broadcast, get_rank, get_world_size
 from lockstep.world.serialization import cpu_copy, join_values, split_values
@@ -40,7 +41,7 @@ def broadcast_object(
     Args:
         value: the value to send; ignored on the other ranks.
         src: the rank that sends.
-        max_bytes: the largest size of the encoded value; a larger one raises a ValueError.
+        max_bytes: the largest size of the encoded value; a larger one is a `UserError`.
         group: the process group; the default one if omitted.
     """
     if get_world_size(group) == 1:
@@ -70,7 +71,7 @@ def all_gather_object(value: Any, max_bytes: int = MAX_BYTES, group: dist.Proces
 
     Args:
         value: this process's value.
-        max_bytes: the largest size of one encoded value; a larger one raises a ValueError.
+        max_bytes: the largest size of one encoded value; a larger one is a `UserError`.
         group: the process group; the default one if omitted.
     """
     packet = encode_value(value, max_bytes)
@@ -89,7 +90,7 @@ def gather_object(value: Any, dst: int = 0, max_bytes: int = MAX_BYTES) -> list[
     Args:
         value: this process's value.
         dst: the rank that receives.
-        max_bytes: the largest size of one encoded value; a larger one raises a ValueError.
+        max_bytes: the largest size of one encoded value; a larger one is a `UserError`.
     """
     packet = encode_value(value, max_bytes)
     if get_world_size() == 1:
@@ -109,12 +110,12 @@ def scatter_object(values: Sequence[Any] | None = None, src: int = 0, max_bytes:
     Args:
         values: one value per process, on rank `src`; ignored on the others.
         src: the rank that sends.
-        max_bytes: the largest size of one encoded value; a larger one raises a ValueError.
+        max_bytes: the largest size of one encoded value; a larger one is a `UserError`.
     """
     packets: list[Tensor] = []
     if get_rank() == src:
         if values is None or len(values) != get_world_size():
-            raise ValueError(
+            raise UserError(
                 f"scatter_object needs one value per process: expected {get_world_size()}, got {len(values or ())}"
             )
         packets = [encode_value(value, max_bytes) for value in values]
@@ -159,7 +160,7 @@ def encode_value(value: Any, max_bytes: int = MAX_BYTES) -> Tensor:
     """A value as bytes: its JSON form and its tensors in one safetensors file."""
     form, tensors, shards = split_values(value)
     if shards:
-        raise TypeError("a shard of a tensor can be saved but not sent: gather the full tensor first")
+        raise UserError("a shard of a tensor can be saved but not sent: gather the full tensor first")
     entries = {_TENSOR + name: cpu_copy(tensor) for name, tensor in tensors.items()}
     data = save(entries | {_FORM: torch.frombuffer(bytearray(json.dumps(form).encode()), dtype=torch.uint8)})
     _checked_size(len(data), max_bytes)
@@ -191,7 +192,7 @@ def _gathered_sizes(packet: Tensor, max_bytes: int, group: dist.ProcessGroup | N
 
 def _checked_size(num_bytes: int, max_bytes: int) -> int:
     if num_bytes > max_bytes:
-        raise ValueError(f"a value of {num_bytes:,} bytes is over the limit of {max_bytes:,}: raise max_bytes")
+        raise UserError(f"a value of {num_bytes:,} bytes is over the limit of {max_bytes:,}: raise max_bytes")
     return num_bytes
 
 

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.errors import UserError
+
 # A dictionary with one of these as its only key stands for a value that JSON does not have.
 _TENSOR, _ARRAY, _TUPLE, _PAIRS, _FLOAT, _BYTES = "$tensor", "$array", "$tuple", "$pairs", "$float", "$bytes"
 
@@ -37,7 +39,7 @@ class SplitValue(NamedTuple):
 
 
 def split_values(value: Any, place: str = "value") -> SplitValue:
-    """Split a value into JSON and tensors. Errors call the value `place`."""
+    """Split a value into JSON and tensors. A UserError says what cannot be saved or sent; `place` names the value."""
     tensors: dict[str, Any] = {}
     form = _split(value, place, (), tensors)
     shards = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, Shard)}
@@ -62,7 +64,7 @@ def _split(value: Any, place: str, path: tuple[str, ...], tensors: dict[str, Any
         return _split(element, f"{place}[{key!r}]", (*path, str(key)), tensors)
 
     if len(path) > _MAX_DEPTH:
-        raise TypeError(f"{place[:80]}… is nested more than {_MAX_DEPTH} deep")
+        raise UserError(f"{place[:80]}… is nested more than {_MAX_DEPTH} deep")
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -85,7 +87,7 @@ def _split(value: Any, place: str, path: tuple[str, ...], tensors: dict[str, Any
         if all(isinstance(key, str) and not key.startswith("$") for key in value):
             return {key: inner(element, key) for key, element in value.items()}
         return {_PAIRS: [[inner(key, "key"), inner(element, key)] for key, element in value.items()]}
-    raise TypeError(
+    raise UserError(
         f"{place} is a {type(value).__name__}: only None, booleans, numbers, strings, bytes, lists, tuples, "
         "dictionaries, dense tensors and numpy arrays can be sent or saved"
     )

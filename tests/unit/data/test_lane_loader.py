@@ -257,5 +257,5 @@ def test_impossible_loaders(dataset: Any, options: dict[str, Any], words: str) -
 
 @pytest.mark.parametrize(("start", "stop"), [(-1, None), (3, 2)])
 def test_impossible_ranges(start: int, stop: int | None) -> None:
-    with pytest.raises(ValueError, match="expected 0 <= start <= stop"):
+    with pytest.raises(UserError, match="expected 0 <= start <= stop"):
         Case(8, 4, 2, "drop", [2]).loaders()[0].batches(start, stop)

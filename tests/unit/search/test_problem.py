@@ -65,7 +65,7 @@ def test_an_evaluation_reads_back_as_it_was_written(evaluation: Evaluation) -> N
 
 @pytest.mark.parametrize("value", [None, 1.0, [1], ["1.0"], [None], {"values": [1.0]}, [[1.0]]])
 def test_text_that_is_no_evaluation_is_refused(value: Any) -> None:
-    with pytest.raises(ValueError, match="not an evaluation"):
+    with pytest.raises(UserError, match="not an evaluation"):
         Evaluation.from_json(value)
 
 

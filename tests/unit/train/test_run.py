@@ -266,13 +266,15 @@ def test_arguments_are_checked() -> None:
         run.loader(DataLoader(DATA, batch_size=8), workers=2)
     with pytest.raises(UserError, match="nothing to train"):
         next(run.steps(run.loader(DATA, 16), steps=1))
-    with pytest.raises(ValueError, match="either epochs or steps"):
+    with pytest.raises(UserError, match=r"^run\.steps\(…\): give epochs= or steps=$"):
         next(run.steps(run.loader(DATA, 16)))
 
 
 class Once(IterableDataset[Tensor]):
     """A stream that can be read only once and counts how much was read."""
 
+    with pytest.raises(UserError, match=r"^run\.steps\(…\): give either epochs= or steps=, not both$"):
+        next(run.steps(run.loader(DATA, 16), epochs=1, steps=1))
     def __init__(self, length: int) -> None:
         self.samples = iter([(torch.ones(4), torch.tensor(0)) for _ in range(length)])
 

@@ -53,9 +53,9 @@ def test_steps_end_in_the_middle_of_an_epoch() -> None:
 
 
 def test_either_epochs_or_steps() -> None:
-    for both in ({}, {"epochs": 1, "steps": 1}):
-        with pytest.raises(ValueError, match="either epochs or steps"):
-            make().train(loader(), **both)  # type: ignore[arg-type]
+    for given in ({}, {"epochs": 1, "steps": 1}):
+        with pytest.raises(UserError, match="epochs= or steps="):
+            make().train(loader(), **given)  # type: ignore[arg-type]
 
 
 def test_the_last_step_is_always_shown() -> None:

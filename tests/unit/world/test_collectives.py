@@ -38,15 +38,15 @@ def test_object_collectives() -> None:
 
 
 def test_wrong_arguments_fail_in_one_process_as_on_many() -> None:
-    with pytest.raises(ValueError, match="src=1"):
+    with pytest.raises(lockstep.UserError, match="src=1"):
         lockstep.broadcast(torch.ones(1), src=1)
-    with pytest.raises(ValueError, match="dst=1"):
+    with pytest.raises(lockstep.UserError, match="dst=1"):
         lockstep.gather(torch.ones(1), dst=1)
-    with pytest.raises(ValueError, match="one part per process: expected 1, got 2"):
+    with pytest.raises(lockstep.UserError, match="one part per process: expected 1, got 2"):
         lockstep.scatter(torch.empty(1), [torch.ones(1), torch.ones(1)])
-    with pytest.raises(ValueError, match="op='median'"):
+    with pytest.raises(lockstep.UserError, match="op='median'"):
         lockstep.all_reduce(torch.ones(1), "median")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="truncated to integers"):
+    with pytest.raises(lockstep.UserError, match="truncated to integers"):
         lockstep.reduce_tensor(torch.ones(1, dtype=torch.int64))
 
 

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lockstep.errors import UserError
 from lockstep.world.object_collectives import decode_value, encode_value
 
 KEYS = st.text().filter(lambda key: key != "$tensor")  # reserved
@@ -32,15 +33,15 @@ def test_tensors_of_any_kind_come_back() -> None:
 
 @pytest.mark.parametrize("value", [{1, 2}, object(), range(3), [lambda: None]])
 def test_other_values_are_refused_with_their_place(value: object) -> None:
-    with pytest.raises(TypeError, match=r"value\['x'\]\[0\]"):
+    with pytest.raises(UserError, match=r"value\['x'\]\[0\]"):
         encode_value({"x": [value]})
 
 
 def test_sizes_are_bounded_when_sending_and_receiving() -> None:
     packet = encode_value("x" * 1000)
-    with pytest.raises(ValueError, match="over the limit of 100"):
+    with pytest.raises(UserError, match="over the limit of 100"):
         encode_value("x" * 1000, max_bytes=100)
-    with pytest.raises(ValueError, match="over the limit of 100"):
+    with pytest.raises(UserError, match="over the limit of 100"):
         decode_value(packet, max_bytes=100)
 
 

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lockstep.errors import UserError
 from lockstep.world.serialization import Shard, join_values, split_values
 
 leaves = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text() | st.binary()
@@ -81,7 +82,7 @@ def test_shards_are_kept_apart() -> None:
     ],
 )
 def test_unsupported_values_are_named_with_their_place(value: Any, kind: str) -> None:
-    with pytest.raises(TypeError, match=rf"optimizer\['state'\]\[0\] is a {kind}: only"):
+    with pytest.raises(UserError, match=rf"optimizer\['state'\]\[0\] is a {kind}: only"):
         split_values({"state": [value]}, "optimizer")
 
 
@@ -91,11 +92,11 @@ def test_nesting_is_bounded() -> None:
         value = [value]
     assert round_trip(value) == value
     value = [value]
-    with pytest.raises(TypeError, match="nested more than 100 deep"):
+    with pytest.raises(UserError, match="nested more than 100 deep"):
         split_values(value)
     endless: list[Any] = []
     endless.append(endless)
-    with pytest.raises(TypeError, match="nested more than 100 deep"):
+    with pytest.raises(UserError, match="nested more than 100 deep"):
         split_values(endless)
 
 

@@ -358,5 +358,5 @@ class Checkpointer:
 def _naming_what_cannot_be_saved(step: int) -> Iterator[None]:
     try:
         yield
-    except TypeError as error:
+    except UserError as error:
         raise UserError(f"step {step} cannot be saved: {error}") from None

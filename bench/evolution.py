@@ -36,7 +36,7 @@ from torch import Tensor
 from lockstep.bench.interleaved_timing import interleave, timing_table
 from lockstep.search.evolution import Evolution, EvolutionSettings
 from lockstep.search.genome import FloatGene, Genome
-from lockstep.world.keyed_random import stream
+from lockstep.world.keyed_random import keyed_generator
 
 SEEDS = range(101, 112)
 EVALUATIONS_OF_ONE_COST = 20_000
@@ -75,7 +75,7 @@ def rosenbrock(designs: Tensor) -> Tensor:
 
 def moved(function: Callable[[Tensor], Tensor], num_genes: int, *, turned: bool) -> Callable[[Tensor], Tensor]:
     """Move the optimum and, with `turned`, rotate the space so that genes depend on each other."""
-    generator = stream(0, "problem")
+    generator = keyed_generator(0, "problem")
     shift = 6 * torch.rand(num_genes, generator=generator, dtype=torch.float64) - 3
     turn = torch.linalg.qr(torch.randn(num_genes, num_genes, generator=generator, dtype=torch.float64)).Q
     return lambda designs: function((designs - shift) @ turn if turned else designs - shift)
@@ -196,7 +196,7 @@ def speed(rounds: int, size: int = 10_000) -> None:
     """Time generations with costs that are drawn at random, and improve, so that no time is spent on a function."""
     for num_objectives in (1, 2):
         case = Case(genome(50, -1, 1), sphere, num_objectives)
-        drawn = torch.rand(rounds + 2, size, num_objectives, generator=stream(0, "costs"), dtype=torch.float64)
+        drawn = torch.rand(rounds + 2, size, num_objectives, generator=keyed_generator(0, "costs"), dtype=torch.float64)
         costs = drawn - 0.05 * torch.arange(rounds + 2)[:, None, None]
         variants = {
             "pymoo": pymoo_generation(case, size, costs),

@@ -29,7 +29,7 @@ from lockstep.search.problem import Objective, Problem
 from lockstep.search.search_loop import Search, SearchSettings
 from lockstep.search.surrogate_network import NetworkSettings
 from lockstep.train.run import Run
-from lockstep.world.keyed_random import stream
+from lockstep.world.keyed_random import keyed_generator
 from lockstep.world.world import World
 
 POPULATION = 64
@@ -67,7 +67,7 @@ class Landscape(NamedTuple):
 def shifted(function: Callable[[Tensor], Tensor], reach: float) -> Landscape:
     """A standard function of genes from −reach to reach, with a random optimum in the middle half."""
     genome = Genome([FloatGene(f"x{number}", -reach, reach) for number in range(NUM_GENES)])
-    drawn = torch.rand(NUM_GENES, generator=stream(0, "shift"), dtype=torch.float64)
+    drawn = torch.rand(NUM_GENES, generator=keyed_generator(0, "shift"), dtype=torch.float64)
     shift = (drawn - 0.5) * reach
     return Landscape(genome, lambda designs: function(designs - shift)[:, None])
 

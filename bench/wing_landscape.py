@@ -15,7 +15,7 @@ import torch
 
 from lockstep.recipes.wing.fitness import Assessor
 from lockstep.recipes.wing.genes import BASE
-from lockstep.world.keyed_random import stream
+from lockstep.world.keyed_random import keyed_generator
 
 SEED = 0
 AT_A_TIME = (1, 16, 64)
@@ -28,7 +28,7 @@ def show_designs(num_designs: int) -> None:
     base = assessor.assess(assessor.genome.row(BASE).unsqueeze(0))
     print(f"base: fitness {base.fitness.item():.3f}, downforce {base.loads.downforce.item():.0f} N, ", end="")
     print(f"drag {base.loads.drag.item():.0f} N, {'legal' if base.is_legal.item() else 'not legal'}")
-    designs = assessor.genome.sample(num_designs, stream(SEED, "landscape"))
+    designs = assessor.genome.sample(num_designs, keyed_generator(SEED, "landscape"))
     found = [assessor.assess(some) for some in torch.split(designs, 64)]
     fitness, is_legal = (
         torch.cat(parts) for parts in zip(*((each.fitness, each.is_legal) for each in found), strict=True)
@@ -52,7 +52,7 @@ def show_panels() -> None:
 
 def show_cost(rounds: int) -> None:
     assessor = Assessor()
-    designs = assessor.genome.sample(64, stream(SEED, "cost"))
+    designs = assessor.genome.sample(64, keyed_generator(SEED, "cost"))
     seconds: dict[int, list[float]] = {size: [] for size in AT_A_TIME}
     for number in range(rounds + 1):
         for size, values in seconds.items():

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import lockstep
 from lockstep import search
-from lockstep.observe.console import console_for
+from lockstep.loggers import console_for
 
 EPOCHS = 10
 BATCH = 32

@@ -21,9 +21,14 @@ if TYPE_CHECKING:
     from lockstep import metrics as metrics
     from lockstep import search as search
     from lockstep.checkpoint.manifest import CheckpointError
-    from lockstep.checkpoint.weights_io import load_checkpoint
+    from lockstep.checkpoint.weights_io import export_weights, load_checkpoint
     from lockstep.config.train_schema import Config
     from lockstep.data.distributed_dataloaders import DistributedSampler, create_dataloaders_distributed
+    from lockstep.data.evaluation_loader import EvaluationLoader
+    from lockstep.data.iterable_loader import IterableLaneLoader
+    from lockstep.data.lane_loader import LaneLoader
+    from lockstep.data.loader_factory import Loader
+    from lockstep.data.torch_loader import TorchLoader
     from lockstep.engine.state_digest import digest, state_of
     from lockstep.errors import ConfigError, LockstepError, RendezvousError, Stopped, UserError, WorldError
     from lockstep.events.step_trace import first_difference
@@ -36,6 +41,7 @@ if TYPE_CHECKING:
     from lockstep.train.optim.lr_schedule import Schedule
     from lockstep.train.optim.nonfinite import NonFiniteError
     from lockstep.train.optim.optimizer_factory import parameter_groups, scaled_lr
+    from lockstep.train.recipe import Recipe, Splits
     from lockstep.train.resume.checkpoint_policy import CheckpointPolicy
     from lockstep.train.resume.drift import DriftError
     from lockstep.train.run import Run
@@ -66,9 +72,14 @@ else:  # hidden from type checkers, so that they find misspelt names
         __name__,
         {
             "checkpoint.manifest": "CheckpointError",
-            "checkpoint.weights_io": "load_checkpoint",
+            "checkpoint.weights_io": "export_weights load_checkpoint",
             "config.train_schema": "Config",
             "data.distributed_dataloaders": "DistributedSampler create_dataloaders_distributed",
+            "data.evaluation_loader": "EvaluationLoader",
+            "data.iterable_loader": "IterableLaneLoader",
+            "data.lane_loader": "LaneLoader",
+            "data.loader_factory": "Loader",
+            "data.torch_loader": "TorchLoader",
             "engine.state_digest": "digest state_of",
             "errors": "ConfigError LockstepError RendezvousError Stopped UserError WorldError",
             "events.step_trace": "first_difference",
@@ -81,6 +92,7 @@ else:  # hidden from type checkers, so that they find misspelt names
             "train.optim.lr_schedule": "Schedule",
             "train.optim.nonfinite": "NonFiniteError",
             "train.optim.optimizer_factory": "parameter_groups scaled_lr",
+            "train.recipe": "Recipe Splits",
             "train.resume.checkpoint_policy": "CheckpointPolicy",
             "train.resume.drift": "DriftError",
             "train.run": "Run",
@@ -106,16 +118,23 @@ __all__ = [
     "DistributedSampler",
     "DriftError",
     "EarlyStopping",
+    "EvaluationLoader",
     "ExponentialMovingAverage",
     "FsdpOptions",
+    "IterableLaneLoader",
+    "LaneLoader",
+    "Loader",
     "LockstepError",
     "NonFiniteError",
+    "Recipe",
     "RendezvousError",
     "Run",
     "SaveBest",
     "Schedule",
+    "Splits",
     "Step",
     "Stopped",
+    "TorchLoader",
     "Trainer",
     "UserError",
     "World",
@@ -129,6 +148,7 @@ __all__ = [
     "cleanup_distributed",
     "create_dataloaders_distributed",
     "digest",
+    "export_weights",
     "first_difference",
     "gather",
     "gather_object",

@@ -14,7 +14,7 @@ from lockstep.metrics import ConfusionMatrix
 from lockstep.train.run import Run
 from lockstep.train.step import Step
 from lockstep.world.dtensor import local_tensor
-from lockstep.world.keyed_random import stream
+from lockstep.world.keyed_random import keyed_generator
 from lockstep.world.world import World
 
 Advance = Callable[[Step], None]
@@ -76,7 +76,7 @@ def next_token(model: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, int]:
 
 
 def text(name: str, count: int) -> TensorDataset:
-    return TensorDataset(torch.randint(0, 22, (count, 9), generator=stream(0, "text", name)))
+    return TensorDataset(torch.randint(0, 22, (count, 9), generator=keyed_generator(0, "text", name)))
 
 
 class Trained(NamedTuple):
@@ -162,7 +162,7 @@ def train_small(world: World, name: str, **options: Any) -> tuple[list[float], d
 
 
 def _noise(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=stream(0, "noise", str(shape)))
+    return torch.randn(*shape, dtype=torch.float64, generator=keyed_generator(0, "noise", str(shape)))
 
 
 def classify(model: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, int]:

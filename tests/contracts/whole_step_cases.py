@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 from lockstep.train.optim.lr_schedule import Schedule
 from lockstep.train.optim.optimizer_factory import parameter_groups
 from lockstep.train.run import Run
-from lockstep.world.keyed_random import stream
+from lockstep.world.keyed_random import keyed_generator
 from lockstep.world.world import World
 from tests.classification import loss
 
@@ -37,10 +37,10 @@ class Normed(nn.Module):
 
 def data(poison: float | None = None) -> TensorDataset:
     """Return the data; `poison` replaces a number of one sample."""
-    inputs = torch.randn(101, 12, generator=stream(0, "inputs"))
+    inputs = torch.randn(101, 12, generator=keyed_generator(0, "inputs"))
     if poison is not None:
         inputs[40, 3] = poison
-    return TensorDataset(inputs, torch.randint(0, 5, (101,), generator=stream(0, "labels")))
+    return TensorDataset(inputs, torch.randint(0, 5, (101,), generator=keyed_generator(0, "labels")))
 
 
 def metrics(model: nn.Module, batch: list[Tensor]) -> dict[str, tuple[Tensor, int]]:

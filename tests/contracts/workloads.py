@@ -15,7 +15,7 @@ from lockstep.engine.state_digest import tensor_digests
 from lockstep.errors import Stopped
 from lockstep.train.run import Run
 from lockstep.train.step import Step
-from lockstep.world.keyed_random import stream
+from lockstep.world.keyed_random import keyed_generator
 from lockstep.world.world import World
 from tests.classification import loss as cross_entropy
 
@@ -60,11 +60,11 @@ def train(
 
 
 def _noise(name: str, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=stream(0, "workload", name))
+    return torch.randn(*shape, generator=keyed_generator(0, "workload", name))
 
 
 def _labels(name: str, high: int, *shape: int) -> Tensor:
-    return torch.randint(0, high, shape, generator=stream(0, "labels", name))
+    return torch.randint(0, high, shape, generator=keyed_generator(0, "labels", name))
 
 
 def _classifier(make_model: Callable[[], nn.Module], data: TensorDataset) -> Workload:

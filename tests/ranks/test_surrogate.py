@@ -6,7 +6,7 @@ from lockstep.engine.state_digest import digest, named_tensors
 from lockstep.search.surrogate import Surrogate
 from lockstep.search.surrogate_network import NetworkSettings
 from lockstep.testing import ranks
-from lockstep.world.keyed_random import stream
+from lockstep.world.keyed_random import keyed_generator
 from lockstep.world.world import World
 from tests.unit.search.guided import GENOME, filled
 
@@ -20,7 +20,7 @@ def train(world: World, generations: list[int], state: dict[str, Any] | None = N
         surrogate.load_state_dict(state)
     archive = filled(40, 40, 40, failed=[3, 50])
     reports = [surrogate.train(archive, generation) for generation in generations]
-    candidates = GENOME.sample(surrogate.num_candidates(20, 3), stream(0, "candidates"))
+    candidates = GENOME.sample(surrogate.num_candidates(20, 3), keyed_generator(0, "candidates"))
     chosen = surrogate.choose(candidates, archive, archive.designs[10:20], archive.costs[10:20], 20, 3)
     after = surrogate.state_dict()
     surrogate.close()

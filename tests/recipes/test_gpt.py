@@ -10,10 +10,10 @@ from lockstep.errors import ConfigError, UserError
 from lockstep.events.jsonl import read_jsonl
 from lockstep.recipes.gpt import text as text_module
 from lockstep.recipes.gpt.text import read_corpus, split_text
-from lockstep.recipes.gpt.transformer import Gpt, _printable, sample_text
+from lockstep.recipes.gpt.transformer import GptNetwork, _printable, sample_text
 from lockstep.recipes.registry import load_recipe
 from lockstep.train.optim.optimizer_factory import build_optimizer
-from lockstep.world.keyed_random import stream
+from lockstep.world.keyed_random import keyed_generator
 from tests.commands import LOCKSTEP, call, run
 
 SMALL = (
@@ -132,9 +132,9 @@ def test_the_shortest_text_that_is_enough(num_bytes: int) -> None:
         assert len(splits.train) > 0 and len(splits.test) > 0  # type: ignore[arg-type]
 
 
-def small_model(dropout: float = 0.0) -> Gpt:
+def small_model(dropout: float = 0.0) -> GptNetwork:
     torch.manual_seed(0)
-    return Gpt(width=16, depth=2, heads=2, length=12, dropout=dropout)
+    return GptNetwork(width=16, depth=2, heads=2, length=12, dropout=dropout)
 
 
 def test_a_byte_attends_only_to_those_before_it() -> None:
@@ -194,14 +194,14 @@ def test_writing_is_keyed_goes_past_the_window_and_leaves_the_model_as_it_was() 
     model = small_model(dropout=0.5)
     model.train()
     drawn = torch.get_rng_state()
-    first, second = (sample_text(model, 40, 1.0, stream(3, "sample")) for _ in range(2))
-    assert first == second != sample_text(model, 40, 1.0, stream(4, "sample"))
+    first, second = (sample_text(model, 40, 1.0, keyed_generator(3, "sample")) for _ in range(2))
+    assert first == second != sample_text(model, 40, 1.0, keyed_generator(4, "sample"))
     assert model.training
     assert torch.equal(drawn, torch.get_rng_state())
 
 
 def test_a_low_temperature_always_takes_the_likeliest_byte() -> None:
-    texts = {sample_text(small_model(), 20, 1e-4, stream(seed, "sample")) for seed in range(3)}
+    texts = {sample_text(small_model(), 20, 1e-4, keyed_generator(seed, "sample")) for seed in range(3)}
     assert len(texts) == 1
 
 

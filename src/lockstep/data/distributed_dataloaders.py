@@ -14,7 +14,7 @@ from lockstep.data.sample_order import SampleOrder
 from lockstep.data.sample_source import Collate, dataset_length
 from lockstep.errors import UserError
 from lockstep.world.collectives import get_rank, get_world_size
-from lockstep.world.keyed_random import stream
+from lockstep.world.keyed_random import keyed_generator
 from lockstep.world.world import World
 
 _CHUNK = 4096  # indices that are computed at once
@@ -129,7 +129,7 @@ def create_dataloaders_distributed(
         sampler=DistributedSampler(train_set, place.size, place.rank, seed=seed, drop_last=drop_last),
         drop_last=drop_last,
         # Seeds the workers. By default the seed is drawn from the caller's generator, the same on every rank.
-        generator=stream(seed, "workers", place.rank),
+        generator=keyed_generator(seed, "workers", place.rank),
         **options,
     )
     if val_set is None:

@@ -32,8 +32,8 @@ class IterableLaneLoader:
 
     `state_dict()` is the position of this rank's lanes after the last batch yielded: how many samples each has taken,
     and the iterator's own state if it has `state_dict` and `load_state_dict` (workers call it after every batch, so it
-    should be small). Without those, resuming reads and discards what was taken before in that epoch. `merge_states`
-    combines the states of several ranks.
+    should be small). Without those, resuming reads and discards what was taken before in that epoch. A run saves the
+    positions of all ranks as one.
 
     Args:
         dataset: the iterable data set.

@@ -16,7 +16,7 @@ from torch.nn import Parameter
 
 from lockstep.engine.compressed_all_reduce import CompressedAllReduce, Uncompressed
 from lockstep.engine.gradient_math import accumulation_dtype
-from lockstep.world.keyed_random import stream
+from lockstep.world.keyed_random import keyed_generator
 from lockstep.world.serialization import Shard
 from lockstep.world.world import World
 
@@ -134,7 +134,8 @@ class PowerSgd:
         shape = (matrix.shape[1], min(self.rank, *matrix.shape))
         if self.warm_start and state.q is not None and state.q.shape == shape:
             return state.q
-        return torch.randn(shape, generator=stream(self.seed, "powersgd", state.number, state.passes)).to(matrix)
+        generator = keyed_generator(self.seed, "powersgd", state.number, state.passes)
+        return torch.randn(shape, generator=generator).to(matrix)
 
     def _end(self, low_rank: _LowRankGradient) -> None:
         """Write the approximation into the gradient. Infinities and NaNs go there, too, but not into the state."""

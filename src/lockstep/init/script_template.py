@@ -1,4 +1,4 @@
-"""Train a model: on one process or many, with the same result.
+"""A training script to start from: the same result on one process or on many.
 
     python train.py
     lockstep run -n 2 train.py          # or: torchrun --nproc-per-node 2 train.py
@@ -53,7 +53,7 @@ def main(world: lockstep.World) -> None:
     run = lockstep.Run(given.run, world, seed=0)  # also: precision="bf16", clip_norm=1.0, …
     model = run.prepare(make_model())
     schedule = lockstep.Schedule.cosine(warmup="20 steps")
-    optimizer = run.optimizer(model, lambda params: torch.optim.AdamW(params, lr=given.lr), schedule)
+    optimizer = run.optimizer(model, torch.optim.AdamW(model.parameters(), lr=given.lr), schedule)
     loader = run.loader(train_set, global_batch=given.global_batch, lanes=8)  # lanes: the maximum number of processes
     for step in run.steps(loader, epochs=given.epochs, save_every=100):
         step.accumulate(loss, model)

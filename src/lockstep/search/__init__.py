@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lockstep.search.search_loop import Search, SearchResult, SearchSettings
     from lockstep.search.search_strategy import SearchStrategy
     from lockstep.search.surrogate_network import CurriculumStage, NetworkSettings
+    from lockstep.world.keyed_random import keyed_generator
 else:  # hidden from type checkers, so that they find misspelt names
     from lockstep.lazy_exports import lazy_exports
 
@@ -40,6 +41,7 @@ else:  # hidden from type checkers, so that they find misspelt names
             "search.search_loop": "Search SearchResult SearchSettings",
             "search.search_strategy": "SearchStrategy",
             "search.surrogate_network": "CurriculumStage NetworkSettings",
+            "world.keyed_random": "keyed_generator",
         },
     )
 
@@ -68,5 +70,6 @@ __all__ = [
     "SearchSettings",
     "SearchStrategy",
     "VectorizedEvaluator",
+    "keyed_generator",
     "main_distributed",
 ]

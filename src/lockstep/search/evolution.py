@@ -20,7 +20,7 @@ from lockstep.config.argument_checks import require_count, require_fraction, req
 from lockstep.errors import UserError
 from lockstep.search.genome import Genome
 from lockstep.search.pareto import select_survivors
-from lockstep.world.keyed_random import stream
+from lockstep.world.keyed_random import keyed_generator
 
 _MAX_REDRAWS = 4  # how often duplicate designs are drawn again before they are accepted
 _NARROW_STEP = 2.0  # in standard deviations of the population; with less it converges too early
@@ -100,7 +100,7 @@ class Evolution:
 
         The random draws depend on the seed and the `generation` alone.
         """
-        generator = stream(self.seed, "evolution", generation)
+        generator = keyed_generator(self.seed, "evolution", generation)
         designs = self._draw(count, generator)
         known = set(self.genome.keys(self._population))
         for _ in range(_MAX_REDRAWS):

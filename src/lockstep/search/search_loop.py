@@ -22,6 +22,7 @@ from torch import Tensor
 from lockstep.config.argument_checks import require_count, require_positive
 from lockstep.config.plurals import count_noun
 from lockstep.errors import UserError
+from lockstep.events.run_folder import RunFolder
 from lockstep.search.design_archive import (
     DesignArchive,
     ScoredDesign,
@@ -192,8 +193,7 @@ class Search:
         run.register_state("clock", self._clock)
         if self.surrogate is not None:
             run.register_state("network", self.surrogate, in_digest=True)
-        folder = run.run_log.folder
-        records = EvaluationRecords(None if folder is None else folder.evaluations, run.world)
+        records = EvaluationRecords(None if run.folder is None else RunFolder(run.folder).evaluations, run.world)
         self._pool = EvaluationPool(problem, run.world, run.seed, records)
 
     def run_complete_pipeline(self, base_params: Mapping[str, Any] | None = None) -> SearchResult:
@@ -348,9 +348,8 @@ class Search:
     def _start_info(self) -> dict[str, Any]:
         """What the run's first event says about the search."""
         genome, settings = self.problem.genome, self.settings
-        folder = self.run.run_log.folder
         return {
-            "folder": None if folder is None else str(folder.path),
+            "folder": None if self.run.folder is None else str(self.run.folder),
             "genes": len(genome),
             "population": settings.population_size,
             "objectives": self.problem.directions,
@@ -362,7 +361,6 @@ class Search:
         best = best_design(self.problem, self.archive, self._front)
         has_several_objectives = len(self.problem.objectives) > 1
         rows = self._front.tolist() if has_several_objectives else []
-        folder = self.run.run_log.folder
         result = SearchResult(
             best=best,
             front=[scored_design(self.problem, self.archive, row) for row in rows],
@@ -371,7 +369,7 @@ class Search:
             failures=len(self.archive.failures),
             ended=self._ended or "all generations are done",
             digest="",
-            folder=None if folder is None else folder.path,
+            folder=self.run.folder,
         )
         self.on_end()
         digest = self.run.finish(

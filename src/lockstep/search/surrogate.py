@@ -34,7 +34,7 @@ from lockstep.search.training_set import (
     training_loss,
 )
 from lockstep.train.run import Run
-from lockstep.world.keyed_random import stream
+from lockstep.world.keyed_random import keyed_generator
 from lockstep.world.world import World
 
 _FINAL_LR_SHARE = 0.1  # of the learning rate that a training starts with
@@ -63,7 +63,7 @@ class Surrogate:
             members=settings.members,
             width=settings.width,
             depth=settings.depth,
-            generator=stream(seed, "guidance", "weights"),
+            generator=keyed_generator(seed, "guidance", "weights"),
         )
         # If there are more ranks than lanes, each rank does all of the training, with the same bits.
         alone = World(device=world.device)
@@ -87,7 +87,9 @@ class Surrogate:
             return metrics
         self._scaling = FeatureScaling.around(self.genome, memory.designs[: memory.num_good])
         count = settings.steps * settings.global_batch
-        samples = draw_training_set(self._scaling, memory, count, stream(self.seed, "guidance", "lessons", generation))
+        samples = draw_training_set(
+            self._scaling, memory, count, keyed_generator(self.seed, "guidance", "lessons", generation)
+        )
         loss = partial(
             _batch_loss, option_sizes=self._scaling.option_sizes, value_weight=stage.value, policy_weight=stage.policy
         )
@@ -127,7 +129,7 @@ class Surrogate:
         is_good = costs.isfinite().all(1)
         if self._scaling is None or not num_guided or not is_good.any():
             return candidates[:count]
-        generator = stream(self.seed, "guidance", "choice", generation)
+        generator = keyed_generator(self.seed, "guidance", "choice", generation)
         num_proposals = num_guided * (self.settings.candidates - self.settings.candidates // 2)
         proposals = propose(
             self._network, self._scaling, population[is_good], num_proposals, self.settings.reach, generator

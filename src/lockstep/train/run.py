@@ -109,6 +109,11 @@ class Run:
         parallel: "auto", "single", "dp", "ddp", "zero", "fsdp", or the sizes of a mesh: `{"data": 2, "shard": 4}`.
         fsdp: how `parallel="fsdp"` or a mesh divides a model; see `FsdpOptions`.
         tensor_plan: how layers are split along a mesh's axis `tensor`, by module name: `{"*.query": "column"}`.
+
+    Attributes:
+        world: this process's place in the job.
+        options: the options that say how steps are computed, from `seed` to `tensor_plan`, as they were checked.
+        log_every: as given.
     """
 
     def __init__(
@@ -176,6 +181,11 @@ class Run:
         self._loop.stop_after = place.stop_after
         self._round_loop = RoundLoop(context)
         seed_rngs(key_of(self.seed, "weights"))
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the run writes, and what it resumes from; None without a folder. `lockstep verify` gives it another."""
+        return None if self.run_log.folder is None else self.run_log.folder.path
 
     @property
     def seed(self) -> int:
@@ -278,7 +288,7 @@ class Run:
             thing: anything with `state_dict` and `load_state_dict`, of plain values, tensors and numpy arrays.
             in_digest: count its tensors and numbers in the run's digest; they must be equal on all ranks.
         """
-        self._state.register(name, thing, in_digest=in_digest, once=self.run_log.folder is not None)
+        self._state.register(name, thing, in_digest=in_digest, once=self.folder is not None)
 
     def checkpoint_activations(self, model: nn.Module, *, every: int = 1, classes: Sequence[str] = ()) -> str:
         """Recompute some modules' activations in the backward pass: less memory, more time, the same bits.
@@ -463,7 +473,7 @@ class Run:
 
         Args:
             model: the model that `metrics` is called with; it is in evaluation mode meanwhile.
-            dataset: a data set, a torch DataLoader, or a `lockstep` evaluation loader.
+            dataset: a data set, a torch DataLoader, or a `lockstep.EvaluationLoader`.
             metrics: `metrics(model, batch)` returns `{name: (sum, count)}` for means, or values of `lockstep.metrics`.
             batch: samples in a batch. The batches do not depend on the number of ranks.
 

@@ -159,7 +159,7 @@ class Trainer:
                 self.run.end_steps()
         for callback in self._callbacks:
             callback.on_end(self)
-        if self._owns_run and self.run.run_log.folder is not None:
+        if self._owns_run and self.run.folder is not None:
             self.run.finish(metrics=self.metrics)
         return self.history
 

@@ -33,8 +33,11 @@ def splitmix64(seed: int, number: int) -> int:
     return mixed ^ (mixed >> 31)
 
 
-def stream(seed: int, *key: int | str) -> torch.Generator:
-    """A generator for one purpose, seeded by its key: `stream(seed, "shuffle", epoch)`."""
+def keyed_generator(seed: int, *key: int | str) -> torch.Generator:
+    """A generator for one purpose, seeded by its key: `keyed_generator(seed, "shuffle", epoch)`.
+
+    The same seed and key give the same numbers, on any rank and at any time.
+    """
     return torch.Generator().manual_seed(key_of(seed, *key))
 
 

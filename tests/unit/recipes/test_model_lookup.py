@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lockstep
 from lockstep.errors import ConfigError, UserError
-from lockstep.recipes.gpt.transformer import Gpt
+from lockstep.recipes.gpt.transformer import GptNetwork
 from lockstep.recipes.registry import default_config, load_recipe
 from lockstep.recipes.vae.autoencoder import Autoencoder
 from lockstep.train import model_registry
@@ -47,7 +47,7 @@ def test_the_model_is_the_recipes_with_the_configs_settings(tmp_path: Path) -> N
     model = lockstep.get_model("vae")(lockstep.Config.from_file(tmp_path / "mine.yaml"))
     assert (model.shape, model.latent) == ((3, 20, 12), 3)
     _, settings = load_recipe("gpt", ["model.depth=1", "data.length=16"])
-    assert isinstance(gpt := lockstep.get_model("gpt")(settings), Gpt)
+    assert isinstance(gpt := lockstep.get_model("gpt")(settings), GptNetwork)
     assert (len(gpt.blocks), gpt.length) == (1, 16)
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lockstep.search.design_archive import DesignArchive
 from lockstep.search.genome import ChoiceGene, FloatGene, Genome, IntegerGene
-from lockstep.world.keyed_random import stream
+from lockstep.world.keyed_random import keyed_generator
 
 GENOME = Genome(
     [
@@ -30,7 +30,7 @@ def filled(*sizes: int, seed: int = 0, failed: Sequence[int] = ()) -> DesignArch
     """Return an archive of generations of these sizes, with random designs; the rows `failed` have no cost."""
     archive = DesignArchive(GENOME, 1)
     for generation, size in enumerate(sizes):
-        designs = GENOME.sample(size, stream(seed, "filled", generation))
+        designs = GENOME.sample(size, keyed_generator(seed, "filled", generation))
         costs = costs_of(designs)
         rows = [row - len(archive) for row in failed if 0 <= row - len(archive) < size]
         costs[rows] = torch.inf

@@ -14,7 +14,7 @@ from lockstep.search.pareto import best_first
 from lockstep.search.surrogate import Surrogate, propose
 from lockstep.search.surrogate_network import CurriculumStage, NetworkSettings, SurrogateNetwork
 from lockstep.search.training_set import FeatureScaling
-from lockstep.world.keyed_random import stream
+from lockstep.world.keyed_random import keyed_generator
 from lockstep.world.world import World
 from tests.unit.search.guided import GENOME, costs_of, filled
 
@@ -36,7 +36,7 @@ def make_surrogate(seed: int = 7, **settings: Any) -> Surrogate:
 
 
 def choose(surrogate: Surrogate, archive: DesignArchive, generation: int = 1, count: int = COUNT) -> Tensor:
-    candidates = GENOME.sample(surrogate.num_candidates(count, generation), stream(generation, "candidates"))
+    candidates = GENOME.sample(surrogate.num_candidates(count, generation), keyed_generator(generation, "candidates"))
     rows = best_first(archive.costs)[:10]
     return surrogate.choose(candidates, archive, archive.designs[rows], archive.costs[rows], count, generation)
 
@@ -54,7 +54,7 @@ def test_switched_off_it_changes_nothing() -> None:
     before = bits(off)
     assert off.train(archive, 0) == {} and are_equal(bits(off), before)
     assert off.num_candidates(COUNT, 1) == COUNT
-    candidates = GENOME.sample(COUNT, stream(1, "candidates"))
+    candidates = GENOME.sample(COUNT, keyed_generator(1, "candidates"))
     assert torch.equal(choose(off, archive), candidates)
 
 
@@ -62,7 +62,7 @@ def test_the_first_places_are_the_strategys_own() -> None:
     made, archive = make_surrogate(guided_share=0.25, candidates=6), filled(40)
     made.train(archive, 0)
     assert made.num_candidates(COUNT, 1) == 15 + 5 * 3
-    candidates = GENOME.sample(30, stream(1, "candidates"))
+    candidates = GENOME.sample(30, keyed_generator(1, "candidates"))
     chosen = choose(made, archive)
     assert torch.equal(chosen[:15], candidates[:15])
     assert not torch.equal(chosen[15:], candidates[15:20])
@@ -72,7 +72,7 @@ def test_what_is_chosen_is_new_in_order_and_of_the_asked_count() -> None:
     made, archive = make_surrogate(), filled(60)
     made.train(archive, 0)
     old = archive.designs[:9]
-    candidates = GENOME.sample(made.num_candidates(COUNT, 1), stream(1, "candidates"))
+    candidates = GENOME.sample(made.num_candidates(COUNT, 1), keyed_generator(1, "candidates"))
     candidates[:9], candidates[10:13] = old, candidates[9]  # known ones, and one four times
     chosen = made.choose(candidates, archive, old, archive.costs[:9], COUNT, 1)
     assert len(chosen) == COUNT == len(set(GENOME.keys(chosen)))
@@ -87,7 +87,7 @@ def test_a_genome_with_too_few_new_designs_repeats_some() -> None:
     archive.add(designs, designs.sum(1, keepdim=True), 0, {})
     made = Surrogate(genome, 1, NetworkSettings(steps=2, global_batch=16, lanes=1), World(), 0)
     made.train(archive, 0)
-    candidates = genome.sample(made.num_candidates(8, 1), stream(0, "candidates"))
+    candidates = genome.sample(made.num_candidates(8, 1), keyed_generator(0, "candidates"))
     chosen = made.choose(candidates, archive, designs, archive.costs, 8, 1)
     assert len(chosen) == 8 and torch.equal(genome.repair(chosen), chosen)
 
@@ -123,7 +123,7 @@ def test_the_policy_alone_steers_too() -> None:
     )
     made.train(archive, 0)
     chosen = choose(made, archive, count=100)
-    candidates = GENOME.sample(100, stream(1, "candidates"))
+    candidates = GENOME.sample(100, keyed_generator(1, "candidates"))
     thought_up = [key not in set(GENOME.keys(candidates)) for key in GENOME.keys(chosen)]
     assert sum(thought_up) > 20
     assert costs_of(chosen[thought_up]).median() < 0.6 * costs_of(candidates).median()
@@ -172,7 +172,7 @@ def test_a_stage_decides_how_much_is_guided_and_what_is_learned() -> None:
     )
     made.train(archive, 0)
     assert [made.num_candidates(COUNT, generation) for generation in (1, 2, 4)] == [10 + 40, 20, 80]
-    assert torch.equal(choose(made, archive, 3), GENOME.sample(COUNT, stream(3, "candidates")))
+    assert torch.equal(choose(made, archive, 3), GENOME.sample(COUNT, keyed_generator(3, "candidates")))
     reports = {
         name: make_surrogate(steps=60, curriculum=(CurriculumStage(**{name: 0.0}),)).train(archive, 0)
         for name in ("value", "policy")
@@ -186,13 +186,13 @@ def test_with_too_little_to_learn_from_the_strategy_is_used_alone(archive: Desig
     made = make_surrogate()
     assert made.train(archive, 0) == {}
     assert made.num_candidates(COUNT, 1) == COUNT
-    assert torch.equal(choose(made, archive), GENOME.sample(COUNT, stream(1, "candidates")))
+    assert torch.equal(choose(made, archive), GENOME.sample(COUNT, keyed_generator(1, "candidates")))
 
 
 def test_if_all_survivors_failed_the_strategy_is_used_alone() -> None:
     made, archive = make_surrogate(), filled(60, failed=range(10))
     made.train(archive, 0)
-    candidates = GENOME.sample(made.num_candidates(COUNT, 1), stream(1, "candidates"))
+    candidates = GENOME.sample(made.num_candidates(COUNT, 1), keyed_generator(1, "candidates"))
     failed = archive.designs[:10], archive.costs[:10]
     assert torch.equal(made.choose(candidates, archive, *failed, COUNT, 1), candidates[:COUNT])
 
@@ -209,7 +209,7 @@ def test_designs_that_are_likely_to_fail_are_avoided() -> None:
 
 def test_several_objectives() -> None:
     archive = DesignArchive(GENOME, 2)
-    designs = GENOME.sample(120, stream(0, "designs"))
+    designs = GENOME.sample(120, keyed_generator(0, "designs"))
     costs = torch.cat([costs_of(designs), costs_of(designs.flip(0)) + designs[:, :1].abs()], 1)
     archive.add(designs, costs, 0, {})
     made = Surrogate(GENOME, 2, NetworkSettings(steps=8, global_batch=32, lanes=2, members=2, width=16), World(), 0)
@@ -227,13 +227,13 @@ def test_how_many_are_compared_at_a_time_does_not_matter_to_one_objective(monkey
     assert torch.equal(choose(made, archive), at_once)
 
 
-PARENTS = GENOME.sample(40, stream(3, "parents"))
+PARENTS = GENOME.sample(40, keyed_generator(3, "parents"))
 SCALING = FeatureScaling.around(GENOME, PARENTS)
 
 
 def network(**biases: float) -> SurrogateNetwork:
     """Return a network whose policy is the same everywhere: numbers 0–2, their spreads 3–5, options 6–8."""
-    made = SurrogateNetwork(3, 3, 1, members=2, width=8, depth=1, generator=stream(0, "weights"))
+    made = SurrogateNetwork(3, 3, 1, members=2, width=8, depth=1, generator=keyed_generator(0, "weights"))
     torch.nn.init.zeros_(made.policy.weight)
     with torch.no_grad():
         made.policy.bias[..., 3:6] = -4.0
@@ -243,31 +243,31 @@ def network(**biases: float) -> SurrogateNetwork:
 
 
 def test_they_are_in_order_and_of_the_asked_count() -> None:
-    designs = propose(network(c3=1.0, c4=1.0, c5=1.0), SCALING, PARENTS, 100, 2.0, stream(1, "draw"))
+    designs = propose(network(c3=1.0, c4=1.0, c5=1.0), SCALING, PARENTS, 100, 2.0, keyed_generator(1, "draw"))
     assert designs.shape == (100, 4) and torch.equal(GENOME.repair(designs), designs)
 
 
 def test_moves_are_the_policys() -> None:
-    designs = propose(network(c0=0.5), SCALING, PARENTS[:1], 50, 2.0, stream(1, "draw"))
+    designs = propose(network(c0=0.5), SCALING, PARENTS[:1], 50, 2.0, keyed_generator(1, "draw"))
     moved = SCALING.numeric_features(designs) - SCALING.numeric_features(PARENTS[:1])
     torch.testing.assert_close(moved[:, 0].mean().item(), 0.5, atol=0.05, rtol=0.0)
     assert moved[:, 1].abs().max() < 0.1
 
 
 def test_none_goes_farther_than_it_may() -> None:
-    designs = propose(network(c0=-9.0), SCALING, PARENTS[:1], 50, 0.25, stream(1, "draw"))
+    designs = propose(network(c0=-9.0), SCALING, PARENTS[:1], 50, 0.25, keyed_generator(1, "draw"))
     moved = SCALING.numeric_features(designs) - SCALING.numeric_features(PARENTS[:1])
     torch.testing.assert_close(moved[:, 0], torch.full((50,), -0.25, dtype=torch.float64))
 
 
 def test_options_are_drawn_by_their_odds() -> None:
-    designs = propose(network(c7=2.0), SCALING, PARENTS, 2000, 2.0, stream(1, "draw"))
+    designs = propose(network(c7=2.0), SCALING, PARENTS, 2000, 2.0, keyed_generator(1, "draw"))
     shares = designs[:, 1].long().bincount(minlength=3) / 2000
     expected = torch.tensor([0.0, 2.0, 0.0]).softmax(0)
     torch.testing.assert_close(shares, expected, atol=0.03, rtol=0.0)
 
 
 def test_every_parent_has_its_turn() -> None:
-    designs = propose(network(), SCALING, PARENTS, 1000, 2.0, stream(1, "draw"))
+    designs = propose(network(), SCALING, PARENTS, 1000, 2.0, keyed_generator(1, "draw"))
     nearest = (SCALING.numeric_features(designs)[:, None] - SCALING.numeric_features(PARENTS)).norm(dim=2).argmin(1)
     assert len(nearest.unique()) == len(PARENTS)

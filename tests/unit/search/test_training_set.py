@@ -15,18 +15,18 @@ from lockstep.search.training_set import (
     normal_ranks,
     training_loss,
 )
-from lockstep.world.keyed_random import stream
+from lockstep.world.keyed_random import keyed_generator
 from tests.unit.search.guided import GENOME, costs_of, filled
 
 
 def drawn(archive: DesignArchive, count: int = 200) -> tuple[FeatureScaling, DesignMemory, TrainingSet]:
     memory = DesignMemory.of(archive, 50)
     scaling = FeatureScaling.around(GENOME, memory.designs[: memory.num_good])
-    return scaling, memory, draw_training_set(scaling, memory, count, stream(1, "samples"))
+    return scaling, memory, draw_training_set(scaling, memory, count, keyed_generator(1, "samples"))
 
 
 def network() -> SurrogateNetwork:
-    return SurrogateNetwork(3, 3, 1, members=2, width=8, depth=1, generator=stream(0, "weights"))
+    return SurrogateNetwork(3, 3, 1, members=2, width=8, depth=1, generator=keyed_generator(0, "weights"))
 
 
 def test_ranks_become_normal_deviates_and_ties_share_theirs() -> None:
@@ -125,7 +125,7 @@ def test_the_policys_loss_is_the_moves_likelihood() -> None:
     torch.testing.assert_close(training_loss(made, samples, [3], 1.0, 1.0)["policy"][0], expected)
 
 
-DESIGNS = GENOME.sample(200, stream(3, "designs"))
+DESIGNS = GENOME.sample(200, keyed_generator(3, "designs"))
 
 
 def test_numbers_are_seen_from_the_middle_and_in_deviations() -> None:
@@ -175,7 +175,7 @@ def test_a_genome_of_choices_alone() -> None:
 
 def test_a_gene_that_is_fixed_stays() -> None:
     genome = Genome([FloatGene("a", 2.0, 2.0), FloatGene("b", 0.0, 1.0)])
-    designs = genome.sample(5, stream(0, "designs"))
+    designs = genome.sample(5, keyed_generator(0, "designs"))
     scaling = FeatureScaling.around(genome, designs)
     assert scaling.features(designs).isfinite().all()
     assert (scaling.designs(scaling.numeric_features(designs) + 1, designs[:, :0])[:, 0] == 2.0).all()

@@ -47,6 +47,11 @@ def test_a_folder_with_events_settings_and_the_digest(tmp_path: Path, capsys: py
     assert [line["step"] for line in read_jsonl(tmp_path / "a" / "digests.jsonl")] == [1, 2, 3, 4]
 
 
+def test_its_folder(tmp_path: Path) -> None:
+    assert Run(str(tmp_path / "a"), World(), sinks=[]).folder == tmp_path / "a"
+    assert Run(None, World()).folder is None
+
+
 def test_the_same_seed_gives_the_same_bits_and_another_seed_others(tmp_path: Path) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         train(Run(tmp_path / name, World(), seed=seed, trace=True, sinks=[]))
@@ -268,13 +273,13 @@ def test_arguments_are_checked() -> None:
         next(run.steps(run.loader(DATA, 16), steps=1))
     with pytest.raises(UserError, match=r"^run\.steps\(…\): give epochs= or steps=$"):
         next(run.steps(run.loader(DATA, 16)))
+    with pytest.raises(UserError, match=r"^run\.steps\(…\): give either epochs= or steps=, not both$"):
+        next(run.steps(run.loader(DATA, 16), epochs=1, steps=1))
 
 
 class Once(IterableDataset[Tensor]):
     """A stream that can be read only once and counts how much was read."""
 
-    with pytest.raises(UserError, match=r"^run\.steps\(…\): give either epochs= or steps=, not both$"):
-        next(run.steps(run.loader(DATA, 16), epochs=1, steps=1))
     def __init__(self, length: int) -> None:
         self.samples = iter([(torch.ones(4), torch.tensor(0)) for _ in range(length)])
 

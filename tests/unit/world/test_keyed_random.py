@@ -5,11 +5,11 @@ import random
 import numpy as np
 import torch
 
-from lockstep.world.keyed_random import key_of, preserve_rng_states, seed_cpu_rngs, stream
+from lockstep.world.keyed_random import key_of, keyed_generator, preserve_rng_states, seed_cpu_rngs
 
 
 def test_a_key_names_one_stream() -> None:
-    first, again = (torch.rand(4, generator=stream(7, "order", 3)) for _ in range(2))
+    first, again = (torch.rand(4, generator=keyed_generator(7, "order", 3)) for _ in range(2))
     assert torch.equal(first, again)
 
 

@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 from torch.utils.data import Dataset
 
 from lockstep.recipes.images.image_splits import Images
-from lockstep.world.keyed_random import stream
+from lockstep.world.keyed_random import keyed_generator
 
 Family = Callable[[Images, Generator], Tensor]
 """Draws an image of the same shape as the originals, with values from 0 to 1; some families transform an original."""
@@ -32,7 +32,7 @@ class GeneratedImages(Dataset[Tensor]):
 
     def __getitem__(self, index: int) -> Tensor:
         family = self._families[index % len(self._families)]
-        return family(self._originals, stream(self._seed, "out of distribution", index))
+        return family(self._originals, keyed_generator(self._seed, "out of distribution", index))
 
 
 def noise(originals: Images, draw: Generator) -> Tensor:

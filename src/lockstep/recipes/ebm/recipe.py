@@ -30,7 +30,7 @@ from lockstep.recipes.ebm.objective import (
 from lockstep.train.callbacks import Callback
 from lockstep.train.recipe import Splits
 from lockstep.train.run import Run
-from lockstep.world.keyed_random import stream
+from lockstep.world.keyed_random import keyed_generator
 
 
 class Ebm:
@@ -80,7 +80,7 @@ class Ebm:
         """Log images that the model generates for each class, and outsiders disguised as data."""
         images = self._sources.images
         ascent = GradientAscent(**dict(config.pictures))
-        draw = stream(run.seed, "pictures")
+        draw = keyed_generator(run.seed, "pictures")
         run.log_image("imagined", imagined(model, images.shape, len(images.classes), ascent, draw))
         outside = _ascent(config.attack.outside, config.attack.evaluation_steps)
         unseen = torch.cat([EvaluationImages(self._sources)[index][3] for index in range(2)])

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from lockstep.recipes.gpt import GptConfig
 from lockstep.recipes.gpt.text import read_corpus, split_text
-from lockstep.recipes.gpt.transformer import NUM_BYTES, Gpt, sample_text
+from lockstep.recipes.gpt.transformer import NUM_BYTES, GptNetwork, sample_text
 from lockstep.train.recipe import Splits
 from lockstep.train.run import Run
-from lockstep.world.keyed_random import stream
+from lockstep.world.keyed_random import keyed_generator
 
 
 class GptRecipe:
@@ -22,7 +22,7 @@ class GptRecipe:
 
     def model(self, config: GptConfig) -> nn.Module:
         size = config.model
-        return Gpt(size.width, size.depth, size.heads, config.data.length, size.dropout)
+        return GptNetwork(size.width, size.depth, size.heads, config.data.length, size.dropout)
 
     def data(self, config: GptConfig) -> Splits:
         return split_text(read_corpus(config.data.path), config.data.length)
@@ -41,8 +41,8 @@ class GptRecipe:
     def conclude(self, run: Run, model: nn.Module, config: GptConfig) -> None:
         """Log a sample of generated text. All ranks take part, because each may hold only a shard of the model."""
         if config.data.sample:
-            assert isinstance(model, Gpt)
-            text = sample_text(model, config.data.sample, config.data.temperature, stream(run.seed, "sample"))
+            assert isinstance(model, GptNetwork)
+            text = sample_text(model, config.data.sample, config.data.temperature, keyed_generator(run.seed, "sample"))
             run.log_text("sample", text)
 
 

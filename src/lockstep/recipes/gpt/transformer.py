@@ -11,7 +11,7 @@ NUM_BYTES = 256  # the vocabulary
 _INIT_STD = 0.02
 
 
-class Gpt(nn.Module):
+class GptNetwork(nn.Module):
     """Pre-norm blocks over learned positions; the output layer shares its weights with the byte embedding."""
 
     def __init__(self, width: int, depth: int, heads: int, length: int, dropout: float) -> None:
@@ -81,7 +81,7 @@ _PROMPT = ord("\n")  # so that the sample starts at the beginning of a line
 
 
 @torch.no_grad()
-def sample_text(model: Gpt, num_bytes: int, temperature: float, generator: Generator) -> str:
+def sample_text(model: GptNetwork, num_bytes: int, temperature: float, generator: Generator) -> str:
     """Sample bytes one by one, and return them as text. A lower temperature favours likely bytes."""
     device = model.bytes.weight.device
     sampled = [_PROMPT]

@@ -24,7 +24,7 @@ from lockstep.train.recipe import Splits
 from lockstep.train.run import Run
 from lockstep.train.strategies.parallel_strategy import unwrapped
 from lockstep.train.trainer import Trainer
-from lockstep.world.keyed_random import stream
+from lockstep.world.keyed_random import keyed_generator
 
 
 class BetaWarmup(Callback):
@@ -114,11 +114,11 @@ class Vae:
         model.eval()
         train, test = (split.pixels.to(run.world.device) for split in self._images[:2])
         run.log_image("reconstructions", vae_pictures.reconstructions(model, test))
-        run.log_image("samples", vae_pictures.samples(model, stream(run.seed, "samples")))
+        run.log_image("samples", vae_pictures.samples(model, keyed_generator(run.seed, "samples")))
         run.log_image("walks", vae_pictures.walks(model, test))
         if config.data.drawn:
-            drawn = model.draw(config.data.drawn, stream(run.seed, "drawn"))
-            found = compare_images(drawn, train, test, stream(run.seed, "noise"))
+            drawn = model.draw(config.data.drawn, keyed_generator(run.seed, "drawn"))
+            found = compare_images(drawn, train, test, keyed_generator(run.seed, "noise"))
             run.log(likeness={name: likeness._asdict() for name, likeness in found._asdict().items()})
             run.log_text("likeness to training images", _table(found))
 

@@ -27,8 +27,12 @@ _TOLERANCE = 0.02  # of these limits
 _FORCE_N = 1000.0  # the unit of performance
 _DEFLECTION_PENALTY_M = 0.010  # added per unit of violation, where deflection is an objective
 
-SINGLE = (Objective("fitness", "max"),)
-PARETO = (Objective("downforce", "max", "N"), Objective("drag", "min", "N"), Objective("deflection", "min", "m"))
+SINGLE_OBJECTIVE = (Objective("fitness", "max"),)
+PARETO_OBJECTIVES = (
+    Objective("downforce", "max", "N"),
+    Objective("drag", "min", "N"),
+    Objective("deflection", "min", "m"),
+)
 
 
 class FitnessWeights(NamedTuple):

@@ -23,12 +23,12 @@ from lockstep.recipes.ebm.loaders import (
 )
 from lockstep.recipes.ebm.out_of_distribution import TRAINED, UNSEEN, GeneratedImages, blends, cut_ups
 from lockstep.recipes.images.image_splits import Images, ImageSplits
-from lockstep.world.keyed_random import stream
+from lockstep.world.keyed_random import keyed_generator
 from lockstep.world.world import World
 
 
 def some_images(count: int, shape: tuple[int, int, int] = (1, 8, 8), seed: int = 0) -> Images:
-    pixels = torch.randint(0, 256, (count, *shape), generator=stream(seed, "test"), dtype=torch.uint8)
+    pixels = torch.randint(0, 256, (count, *shape), generator=keyed_generator(seed, "test"), dtype=torch.uint8)
     pixels[:, 0, 0, 0] = torch.arange(count)  # an image is known by its first pixel
     return Images(pixels, torch.arange(count) % 3)
 
@@ -77,11 +77,11 @@ def test_the_test_set_has_families_that_training_does_not() -> None:
 def test_cut_ups_have_an_originals_pixels_in_another_order_and_blends_two_classes() -> None:
     originals = some_images(9)
     for number in range(30):
-        pieces = (cut_ups(originals, stream(0, "cut", number)) * 255).round().byte()
+        pieces = (cut_ups(originals, keyed_generator(0, "cut", number)) * 255).round().byte()
         same_pixels = [torch.equal(pieces.flatten().sort().values, x.flatten().sort().values) for x in originals.pixels]
         assert sum(same_pixels) == 1
         assert not torch.equal(pieces, originals.pixels[same_pixels.index(True)])
-        blend = blends(originals, stream(0, "blend", number)) * 255 * 2
+        blend = blends(originals, keyed_generator(0, "blend", number)) * 255 * 2
         found = [
             (one, other)
             for one in range(9)

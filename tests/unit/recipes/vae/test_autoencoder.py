@@ -9,7 +9,7 @@ from torch.distributions import Normal, kl_divergence
 
 from lockstep.recipes.vae import autoencoder
 from lockstep.recipes.vae.autoencoder import Autoencoder, Bernoulli, Gaussian, ImageShape, Posterior
-from lockstep.world.keyed_random import stream
+from lockstep.world.keyed_random import keyed_generator
 
 DIGIT = ImageShape(1, 8, 8)
 
@@ -24,7 +24,7 @@ def test_images_of_any_size_come_back_in_that_size(shape: tuple[int, int, int]) 
     model = small_model(ImageShape(*shape))
     images = torch.rand(2, *shape)
     assert model.encode(images).mean.shape == (2, 3)
-    drawn = model.draw(5, stream(0, "drawn"))
+    drawn = model.draw(5, keyed_generator(0, "drawn"))
     assert drawn.shape == (5, *shape)
     assert 0 <= drawn.min() <= drawn.max() <= 1
 
@@ -93,9 +93,9 @@ def test_a_bell_curves_nats_bound_what_256_levels_cost() -> None:
 def test_new_images_are_keyed_and_leave_the_global_stream_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_model()
     before = torch.get_rng_state()
-    first, again, other = (model.draw(7, stream(seed, "samples")) for seed in (1, 1, 2))
+    first, again, other = (model.draw(7, keyed_generator(seed, "samples")) for seed in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert torch.equal(before, torch.get_rng_state())
     monkeypatch.setattr(autoencoder, "_DECODE_BATCH", 3)
-    torch.testing.assert_close(model.draw(7, stream(1, "samples")), first)
+    torch.testing.assert_close(model.draw(7, keyed_generator(1, "samples")), first)

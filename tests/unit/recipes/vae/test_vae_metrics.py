@@ -9,7 +9,7 @@ import torch
 from lockstep.metrics.aggregator import MetricAggregator
 from lockstep.recipes.vae.recipe import BetaWarmup
 from lockstep.recipes.vae.vae_metrics import ActiveUnits, compare_images
-from lockstep.world.keyed_random import stream
+from lockstep.world.keyed_random import keyed_generator
 
 
 def test_units_are_active_whose_means_differ_from_image_to_image() -> None:
@@ -24,29 +24,29 @@ def test_units_are_active_whose_means_differ_from_image_to_image() -> None:
 
 def real_images(seed: int, count: int) -> torch.Tensor:
     """Return images that are one grey value from 0 to 1 all over, a very regular data set."""
-    return torch.rand(count, 1, 1, 1, generator=stream(seed, "greys")).expand(count, 1, 4, 4)
+    return torch.rand(count, 1, 1, 1, generator=keyed_generator(seed, "greys")).expand(count, 1, 4, 4)
 
 
 def test_likeness_tells_real_images_from_noise_and_from_too_few_kinds() -> None:
     train, test = real_images(0, 400), real_images(1, 200)
-    found = compare_images(real_images(2, 200), train, test, stream(0, "noise"))
+    found = compare_images(real_images(2, 200), train, test, keyed_generator(0, "noise"))
     assert found.drawn.precision > 0.9
     assert found.drawn.coverage == pytest.approx(found.real.coverage, abs=0.1)
     assert found.real.precision > 0.9
     assert found.noise.precision < 0.1  # the same values, at other places
     assert found.noise.coverage < 0.1
 
-    dark_only = compare_images(real_images(2, 200) / 4, train, test, stream(0, "noise"))
+    dark_only = compare_images(real_images(2, 200) / 4, train, test, keyed_generator(0, "noise"))
     assert dark_only.drawn.precision > 0.9
     assert dark_only.drawn.coverage < 0.5 * dark_only.real.coverage
-    nothing_like_it = compare_images(3 + real_images(2, 200), train, test, stream(0, "noise"))
+    nothing_like_it = compare_images(3 + real_images(2, 200), train, test, keyed_generator(0, "noise"))
     assert nothing_like_it.drawn == (0.0, 0.0)
 
 
 def test_likeness_takes_as_many_drawn_images_as_there_are_test_images() -> None:
     """More draws would reach more balls, and look better than reality."""
     train, test = real_images(0, 400), real_images(1, 20)
-    few, many = (compare_images(real_images(2, count), train, test, stream(0, "noise")) for count in (20, 300))
+    few, many = (compare_images(real_images(2, count), train, test, keyed_generator(0, "noise")) for count in (20, 300))
     assert few == many
 
 

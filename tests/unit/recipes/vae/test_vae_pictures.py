@@ -5,7 +5,7 @@ import torch
 from lockstep.recipes.images.image_grid import mosaic
 from lockstep.recipes.vae import vae_pictures
 from lockstep.recipes.vae.autoencoder import Autoencoder, ImageShape
-from lockstep.world.keyed_random import stream
+from lockstep.world.keyed_random import keyed_generator
 
 
 def small_model() -> Autoencoder:
@@ -48,7 +48,7 @@ def test_an_interpolation_leads_from_one_image_to_another() -> None:
 @torch.no_grad()
 def test_samples_are_those_of_the_key_and_a_single_test_image_is_enough() -> None:
     model = small_model()
-    expected = mosaic(torch.nn.functional.pad(model.draw(100, stream(5, "samples")), (1, 1, 1, 1)), 10)
-    torch.testing.assert_close(vae_pictures.samples(model, stream(5, "samples")), expected)
+    expected = mosaic(torch.nn.functional.pad(model.draw(100, keyed_generator(5, "samples")), (1, 1, 1, 1)), 10)
+    torch.testing.assert_close(vae_pictures.samples(model, keyed_generator(5, "samples")), expected)
     one = torch.rand(1, 1, 8, 8)
     assert vae_pictures.reconstructions(model, one).shape[2] == vae_pictures.walks(model, one).shape[2]

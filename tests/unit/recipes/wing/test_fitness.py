@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from lockstep.recipes.wing.fitness import PARETO, Assessor, FitnessWeights
-from lockstep.world.keyed_random import stream
+from lockstep.recipes.wing.fitness import PARETO_OBJECTIVES, Assessor, FitnessWeights
+from lockstep.world.keyed_random import keyed_generator
 from tests.unit.recipes.wing.wings import design
 
 # Elements that cut each other, though every corner is more than a millimetre off; and some that nearly touch.
@@ -16,7 +16,7 @@ TOUCHING = {"slot_gap": 3.0, "slot_overlap": 0.0, "flap_chord": 0.25, "flap_thic
 
 def test_many_at_a_time_are_as_one_by_one() -> None:
     assessor = Assessor()
-    designs = assessor.genome.sample(21, stream(3, "designs"))
+    designs = assessor.genome.sample(21, keyed_generator(3, "designs"))
     together = assessor.fitness(designs)
     alone = torch.cat([assessor.fitness(row.unsqueeze(0)) for row in designs])
     torch.testing.assert_close(together, alone, rtol=1e-12, atol=1e-12, equal_nan=True)
@@ -35,7 +35,7 @@ def test_an_impossible_wing_is_not_a_number_and_harms_no_other(evaluate: str, im
 
 def test_most_random_wings_can_be_evaluated_and_few_are_legal() -> None:
     assessor = Assessor(num_panels=16)
-    found = assessor.assess(assessor.genome.sample(200, stream(0, "designs")))
+    found = assessor.assess(assessor.genome.sample(200, keyed_generator(0, "designs")))
     assert found.fitness.isfinite().double().mean() > 0.9
     assert 0.005 < found.is_legal.double().mean() < 0.2
 
@@ -65,6 +65,6 @@ def test_a_trade_has_a_column_an_objective_and_offenders_are_worse_in_all() -> N
     for row in (legal, offender):
         found = assessor.assess(row)
         plain = torch.stack([found.loads.downforce, found.loads.drag, found.strain.deflection_m], dim=1)
-        worse = torch.tensor([each.direction == "min" for each in PARETO])
+        worse = torch.tensor([each.direction == "min" for each in PARETO_OBJECTIVES])
         change = torch.where(worse, 1, -1) * (assessor.trade(row) - plain)
         assert (change > 0).all() if row is offender else (change == 0).all()

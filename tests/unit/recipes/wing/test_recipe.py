@@ -9,11 +9,11 @@ from pydantic import ValidationError
 from lockstep.errors import UserError
 from lockstep.recipes.wing import WingConfig, WingModel, WingWeights, wing_pictures
 from lockstep.recipes.wing.fitness import Assessor
-from lockstep.recipes.wing.recipe import Wing
+from lockstep.recipes.wing.recipe import WingRecipe
 from lockstep.recipes.wing.wing_pictures import draw_front, draw_history, draw_pictures, front_rows
 from lockstep.search.design_archive import DesignArchive
 from lockstep.search.problem import Problem
-from lockstep.world.keyed_random import stream
+from lockstep.world.keyed_random import keyed_generator
 from tests.unit.recipes.wing.wings import design
 
 
@@ -24,11 +24,11 @@ def values_of(problem: Problem, designs: torch.Tensor) -> torch.Tensor:
 
 def test_one_objective_or_three() -> None:
     single, pareto = (
-        Wing().problem(WingConfig(wing=WingModel(objectives=which, panels=16))) for which in ("single", "pareto")
+        WingRecipe().problem(WingConfig(wing=WingModel(objectives=which, panels=16))) for which in ("single", "pareto")
     )
     assert [each.name for each in single.objectives] == ["fitness"]
     assert [each.name for each in pareto.objectives] == ["downforce", "drag", "deflection"]
-    base = single.genome.row(Wing().base(WingConfig())).unsqueeze(0)
+    base = single.genome.row(WingRecipe().base(WingConfig())).unsqueeze(0)
     assert values_of(single, base).shape == (1, 1)
     assert values_of(pareto, base)[0, 0] > 1000  # newtons
 
@@ -36,7 +36,7 @@ def test_one_objective_or_three() -> None:
 def test_settings_reach_the_fitness() -> None:
     base = design()
     plain, fast, dear = (
-        values_of(Wing().problem(WingConfig(wing=settings)), base).item()
+        values_of(WingRecipe().problem(WingConfig(wing=settings)), base).item()
         for settings in (
             WingModel(panels=16),
             WingModel(panels=16, speed=80.0),
@@ -55,10 +55,10 @@ def test_panels_must_be_even_enough_and_not_too_many(panels: int) -> None:
 @pytest.mark.parametrize("objectives", ["single", "pareto"])
 def test_an_archive_gives_three_pictures(objectives: str, tmp_path: Path) -> None:
     config = WingConfig(wing=WingModel.model_validate({"objectives": objectives, "panels": 16}))
-    problem = Wing().problem(config)
+    problem = WingRecipe().problem(config)
     archive = DesignArchive(problem.genome, len(problem.objectives))
     for generation in range(2):
-        designs = problem.genome.sample(30, stream(generation, "designs"))
+        designs = problem.genome.sample(30, keyed_generator(generation, "designs"))
         costs = (values_of(problem, designs) * problem.signs).nan_to_num(torch.inf)
         archive.add(designs, costs, generation, {})
     draw_pictures(tmp_path / "pictures", archive, Assessor(num_panels=16))
@@ -103,5 +103,5 @@ def test_a_history_skips_failures(tmp_path: Path) -> None:
 def test_without_matplotlib_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wing_pictures, "find_spec", lambda _: None)
     with pytest.raises(UserError, match=r"pip install 'lockstep-train\[wing\]', or wing.pictures=no"):
-        Wing().problem(WingConfig())
-    assert Wing().problem(WingConfig(wing=WingModel(pictures=False)))
+        WingRecipe().problem(WingConfig())
+    assert WingRecipe().problem(WingConfig(wing=WingModel(pictures=False)))

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.utils.data import TensorDataset
 
-from lockstep.bench.bench_models import GPT, Workload, next_token_loss
+from lockstep.bench.bench_models import BenchGpt, Workload, next_token_loss
 from lockstep.bench.contender_loops import LockstepLoop
 from lockstep.bench.interleaved_timing import interleave, timing_table
 from lockstep.world.process_group import setup_distributed
@@ -43,7 +43,7 @@ def make_loop(sizes: argparse.Namespace, kind: str) -> LockstepLoop:
     text = torch.randint(0, VOCABULARY, (sizes.batch * 4, sizes.length + 1), generator=generator)
     data = TensorDataset(text[:, :-1].contiguous(), text[:, 1:].contiguous())
     heads = 8
-    work = Workload(lambda: GPT(VOCABULARY, sizes.width, sizes.depth, sizes.length, heads), data, next_token_loss)
+    work = Workload(lambda: BenchGpt(VOCABULARY, sizes.width, sizes.depth, sizes.length, heads), data, next_token_loss)
     make = partial(torch.optim.AdamW, lr=1e-4)
     return LockstepLoop(work, world, sizes.batch, 1, make, **KINDS[kind])
 

@@ -356,7 +356,7 @@ def test_the_configs_settings_reach_the_job(tmp_path: Path) -> None:
 
 def test_a_users_recipe_is_found_beside_its_config(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
-        "from lockstep.recipes.digits.recipe import Digits\nclass Mine(Digits): pass\nrecipe = Mine\n"
+        "from lockstep.recipes.digits.recipe import DigitsRecipe\nclass Mine(DigitsRecipe): pass\nrecipe = Mine\n"
     )
     (tmp_path / "mine.yaml").write_text("base: digits\nrecipe: mine:recipe\n")
     lockstep = str(BIN / "lockstep")

@@ -14,10 +14,10 @@ from lockstep.config.train_schema import BatchConfig, Config
 from lockstep.errors import UserError
 from lockstep.events.run_folder import RunFolder
 from lockstep.recipes.digits import DigitsConfig
-from lockstep.recipes.digits.recipe import Digits
+from lockstep.recipes.digits.recipe import DigitsRecipe
 from lockstep.recipes.registry import load_recipe
 from lockstep.testing import RanksFailed, ranks
-from lockstep.train.train_job import global_batch, train_recipe
+from lockstep.train.train_job import plan_batch, train_recipe
 from lockstep.train.trainer import Trainer
 from lockstep.world.world import World
 from tests.sinks import RecordingSink
@@ -87,10 +87,10 @@ def test_all_ranks_learn_that_the_folder_is_refused(tmp_path: Path) -> None:
 )
 def test_the_effective_batch(batch: dict[str, int], more: dict[str, Any], expected: tuple[int, int | str]) -> None:
     config = Config(recipe="digits", epochs=1, batch=BatchConfig(**batch), **more)  # type: ignore[arg-type]
-    assert global_batch(config, World(size=4)) == expected
+    assert plan_batch(config, World(size=4)) == expected
 
 
-class Draws(Digits):
+class Draws(DigitsRecipe):
     """Records what is drawn for the weights, and what the first loss draws."""
 
     def model(self, config: DigitsConfig) -> nn.Module:
@@ -161,4 +161,4 @@ def test_a_best_model_at_the_last_step_is_saved_once(tmp_path: Path) -> None:
 def test_an_accumulation_that_is_no_power_of_two_is_named_in_the_error() -> None:
     config = Config(recipe="digits", steps=1, batch=BatchConfig(per_device=8), accumulate=3)
     with pytest.raises(UserError, match="accumulate=3 on 1 process makes 3 lanes"):
-        global_batch(config, World())
+        plan_batch(config, World())

@@ -6,7 +6,7 @@ from lockstep.config.plurals import count_noun
 from lockstep.config.train_schema import Config
 from lockstep.train.batch_search import BatchSizeSearch
 from lockstep.train.optim.optimizer_factory import Scaling, scaled_lr
-from lockstep.train.train_job import Batch
+from lockstep.train.train_job import BatchPlan
 
 _ENDS = {
     "time": "time ran out before the search was done: a larger --limit-s may find more",
@@ -23,7 +23,7 @@ class BatchAdvice(NamedTuple):
     lines: list[str]  # for a person to read
 
 
-def advise(search: BatchSizeSearch, config: Config, batch: Batch, lanes: int, processes: int) -> BatchAdvice:
+def advise(search: BatchSizeSearch, config: Config, batch: BatchPlan, lanes: int, processes: int) -> BatchAdvice:
     """Recommend a batch size.
 
     Args:
@@ -82,7 +82,7 @@ def _gain(search: BatchSizeSearch, own: int) -> str:
     return f": {before / fastest.sample_s:.2f} times as fast as the config's {own}"
 
 
-def _how_to_keep(batch: Batch, own: int, largest: int) -> str:
+def _how_to_keep(batch: BatchPlan, own: int, largest: int) -> str:
     lanes = 1
     while batch.size % lanes == 0 and batch.size // lanes > largest:
         lanes *= 2

@@ -61,14 +61,14 @@ def batch(
     from lockstep.train.batch_search import search_sizes
     from lockstep.train.step_options import StepOptions
     from lockstep.train.strategies.strategy_factory import choose_strategy
-    from lockstep.train.train_job import global_batch, step_options
+    from lockstep.train.train_job import plan_batch, run_options
     from lockstep.world.world import World
 
     require_no_launcher("batch")
     changes = overrides or []
     _, settings = load_training_recipe(config, changes)
-    choose_strategy(World(size=nproc), StepOptions(**step_options(settings)))  # raises the errors that `train` raises
-    own = global_batch(settings, World(size=nproc))
+    choose_strategy(World(size=nproc), StepOptions(**run_options(settings)))  # raises the errors that `train` raises
+    own = plan_batch(settings, World(size=nproc))
     lanes = choose_lanes(own.size) if own.lanes == "auto" else own.lanes
     if own.size < lanes or own.size % lanes:
         raise UserError(

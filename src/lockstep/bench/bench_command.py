@@ -10,7 +10,7 @@ import typer
 
 from lockstep.bench.bench_processes import measure
 from lockstep.bench.bench_record import BenchTask
-from lockstep.bench.contenders import CONTENDERS, HAND_WRITTEN, MODELS, PEERS, fewest_lanes, make_contenders
+from lockstep.bench.contenders import BENCH_MODELS, CONTENDERS, HAND_WRITTEN, PEERS, fewest_lanes, make_contenders
 from lockstep.command_line.output_paths import trial_folder
 from lockstep.command_line.trial_runs import require_no_launcher
 from lockstep.config.argument_checks import require_known
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lockstep.bench.step_comparison import BenchRow
 
 _DEVICES = ("cpu", "cuda")
-_MODELS = "; ".join(f"{name}: {model.description}" for name, model in MODELS.items())
+_MODELS = "; ".join(f"{name}: {model.description}" for name, model in BENCH_MODELS.items())
 
 
 def bench(
@@ -66,19 +66,19 @@ def bench(
     """
     from lockstep.data.lanes import share_lanes
 
-    require_known("lockstep bench has no model", [model], list(MODELS))
+    require_known("lockstep bench has no model", [model], list(BENCH_MODELS))
     chosen = CONTENDERS if against is None else [name.strip() for name in against.split(",")]
     if unknown := [name for name in chosen if name not in CONTENDERS]:
         raise UserError(f"--against {unknown[0][:40]}: expected names from {', '.join(CONTENDERS)}")
     require_no_launcher("bench")
     if lanes is not None:
         share_lanes(lanes, nproc)  # raises a UserError if they do not fit
-    size = _batch_size(batch, MODELS[model].batch, nproc, lanes)
+    size = _batch_size(batch, BENCH_MODELS[model].batch, nproc, lanes)
     missing = [name for name in chosen if name in PEERS and find_spec(PEERS[name].package) is None]
     present = [name for name in chosen if name not in missing]
     titles = {name: _title(name) for name in present if name in PEERS}
     contenders = make_contenders(present, titles, _lane_counts(size, nproc, lanes))
-    task = BenchTask(model, _device(device), size, steps or MODELS[model].steps, rounds, contenders, "")
+    task = BenchTask(model, _device(device), size, steps or BENCH_MODELS[model].steps, rounds, contenders, "")
     raise typer.Exit(_bench(task, nproc, missing, as_json=as_json))
 
 

@@ -79,7 +79,7 @@ def make_conv(dropout: float = 0.0) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(64, _CLASSES))
 
 
-class GPT(nn.Module):
+class BenchGpt(nn.Module):
     """A causal transformer: pre-norm blocks, learned positions, an output layer tied to the embedding."""
 
     def __init__(
@@ -108,9 +108,9 @@ class GPT(nn.Module):
 
 
 def make_gpt(vocabulary: int, width: int, depth: int, length: int, heads: int = 5, dropout: float = 0.0) -> nn.Module:
-    """Build a `GPT` with the same weights each time."""
+    """Build a `BenchGpt` with the same weights each time."""
     torch.manual_seed(0)
-    return GPT(vocabulary, width, depth, length, heads, dropout)
+    return BenchGpt(vocabulary, width, depth, length, heads, dropout)
 
 
 # Builders by name; each takes the number of samples and the dropout.

@@ -20,7 +20,7 @@ class BenchModel(NamedTuple):
     steps: int  # per round
 
 
-MODELS = {
+BENCH_MODELS = {
     "mlp": BenchModel("a perceptron of 0.15 million parameters", 64, 50),
     "tiny": BenchModel("a perceptron so small that the overhead around it dominates", 32, 100),
     "conv": BenchModel("a small convolutional network on 32 × 32 images", 32, 10),

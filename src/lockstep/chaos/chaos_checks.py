@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from lockstep.config import environment
 from lockstep.events.jsonl import parse_json, read_jsonl
 from lockstep.events.run_folder import RunFolder
-from lockstep.events.step_trace import PHASES
+from lockstep.events.step_trace import TRACE_PHASES
 
 _MAX_SHOWN = 5  # problems of one check
 
@@ -76,7 +76,7 @@ def check_steps(reference: RunFolder, disturbed: RunFolder) -> ChaosCheck:
         if step not in expected:
             problems.append(f"step {step}: the undisturbed run has no such step")
             continue
-        differing = next((phase for phase in PHASES if phases.get(phase) != expected[step].get(phase)), None)
+        differing = next((phase for phase in TRACE_PHASES if phases.get(phase) != expected[step].get(phase)), None)
         if differing is not None:
             problems.append(f"step {step}: its {differing} differs from the undisturbed run")
     problems += [f"step {step} was never made" for step in sorted(expected.keys() - seen)]

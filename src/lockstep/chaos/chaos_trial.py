@@ -133,7 +133,7 @@ def run_chaos(
         report: called with a line of progress.
     """
     settings = [config, *overrides]
-    memory = Path(tempfile.mkdtemp(prefix="lockstep-chaos-", dir=environment.memory_folder()))
+    memory = Path(tempfile.mkdtemp(prefix="lockstep-chaos-", dir=environment.shared_memory_root()))
     try:
         started_at = time.monotonic()
         reference = _run_reference(settings, folder, memory)
@@ -158,7 +158,7 @@ def run_chaos(
 def _run_reference(settings: Sequence[str], folder: Path, memory: Path) -> dict[str, Any]:
     """Train on one process without faults, and return the run's end event."""
     run, log = RunFolder(folder / "reference"), folder / "reference.log"
-    processes = MarkedProcesses(environment.MEMORY_FOLDER, str(memory))
+    processes = MarkedProcesses(environment.MEMORY_FOLDER_VARIABLE, str(memory))
     job = LaunchedJob(["train", *settings, "--run", str(run.path), "--quiet", "-n", "1"], memory, processes, log)
     try:
         code = job.wait()

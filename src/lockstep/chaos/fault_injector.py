@@ -121,7 +121,7 @@ class FaultInjector:
         self._settings = list(settings)
         self._folder = folder
         self._memory = memory
-        self._processes = MarkedProcesses(environment.MEMORY_FOLDER, str(memory))
+        self._processes = MarkedProcesses(environment.MEMORY_FOLDER_VARIABLE, str(memory))
         self._pending = deque(plan)
         self._planned_kills = sum(fault.is_kill for fault in plan)
         self._nproc = first_processes

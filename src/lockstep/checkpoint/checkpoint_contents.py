@@ -7,13 +7,13 @@ from torch import Tensor
 
 from lockstep.engine.state_digest import digest, flatten_optimizer_state, named_tensors
 
-BUFFERS = ".buffers"  # suffix after a model's name: its non-persistent buffers, which its state dict omits
-KEPT = "kept."  # prefix of other objects that the run saves; not part of the digest
-STATE = "state."  # prefix of other objects that the run saves as part of the digest
-OPTIMIZER = "optimizer"  # prefix of the optimizers' names
-AVERAGE = "average"  # prefix of the names of EMAs
-COMPRESSION = "compression"  # error feedback of compressed gradients; not part of the digest
-LOADER = "loader"  # position in the data; not part of the digest
+BUFFERS_SUFFIX = ".buffers"  # suffix after a model's name: its non-persistent buffers, which its state dict omits
+KEPT_PREFIX = "kept."  # prefix of other objects that the run saves; not part of the digest
+STATE_PREFIX = "state."  # prefix of other objects that the run saves as part of the digest
+OPTIMIZER_PREFIX = "optimizer"  # prefix of the optimizers' names
+AVERAGE_PREFIX = "average"  # prefix of the names of EMAs
+COMPRESSION_PART = "compression"  # error feedback of compressed gradients; not part of the digest
+LOADER_PART = "loader"  # position in the data; not part of the digest
 
 
 def trained_state(values: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -24,19 +24,19 @@ def trained_state(values: Mapping[str, Any]) -> dict[str, Tensor]:
     """
     state: dict[str, Tensor] = {}
     for part, value in values.items():
-        if part.startswith(OPTIMIZER):
+        if part.startswith(OPTIMIZER_PREFIX):
             state |= flatten_optimizer_state(part, value["state"])
-        elif part.startswith(STATE):
+        elif part.startswith(STATE_PREFIX):
             state |= dict(named_tensors(value, part))
-        elif part not in (LOADER, COMPRESSION) and not part.startswith(KEPT):
-            prefix = part.removesuffix(BUFFERS)
+        elif part not in (LOADER_PART, COMPRESSION_PART) and not part.startswith(KEPT_PREFIX):
+            prefix = part.removesuffix(BUFFERS_SUFFIX)
             state |= {f"{prefix}/{name}": tensor for name, tensor in value.items() if isinstance(tensor, Tensor)}
     return state
 
 
 def parts_changed_only_by_updates(parts: Iterable[str]) -> list[str]:
     """Select the parts that only `step.update()` changes: optimizer state and averages. See [Note: late copies]."""
-    return [part for part in parts if part.startswith((OPTIMIZER, AVERAGE))]
+    return [part for part in parts if part.startswith((OPTIMIZER_PREFIX, AVERAGE_PREFIX))]
 
 
 def checkpoint_digest(values: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from lockstep.checkpoint import durable_files
 from lockstep.errors import LockstepError
 
-FORMAT_VERSION = 2
+CHECKPOINT_FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
 
 _MAX_BYTES = 64 * 2**20
@@ -75,7 +75,7 @@ class Manifest:
     def text(self) -> bytes:
         """Return the manifest as the bytes of `manifest.json`."""
         content = {
-            "format": FORMAT_VERSION,
+            "format": CHECKPOINT_FORMAT_VERSION,
             "run_id": self.run_id,
             "commit": self.commit,
             "step": self.step,
@@ -140,8 +140,8 @@ def _parse(data: bytes) -> Manifest:
     _require(isinstance(content, dict), "is damaged: it is not a JSON object")
     version = content.get("format")
     _require(
-        version == FORMAT_VERSION,
-        f"has format {_describe(version)}; this version of lockstep reads format {FORMAT_VERSION}",
+        version == CHECKPOINT_FORMAT_VERSION,
+        f"has format {_describe(version)}; this version of lockstep reads format {CHECKPOINT_FORMAT_VERSION}",
     )
     body, seal, rest = data.rpartition(_SEAL)
     is_intact = seal and rest == hashlib.sha256(body).hexdigest().encode() + _END

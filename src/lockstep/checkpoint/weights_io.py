@@ -29,7 +29,7 @@ from lockstep.errors import UserError
 
 logger = logging.getLogger("lockstep")
 
-Source = str | os.PathLike[str]
+StrPath = str | os.PathLike[str]
 
 _SAFETENSORS = ".safetensors"
 _PICKLES = (".pt", ".pth", ".bin")
@@ -42,7 +42,7 @@ _MAX_CHARACTERS = 120
 
 def load_checkpoint(
     model: nn.Module,
-    source: Source,
+    source: StrPath,
     *,
     weights: str = "model",
     best: bool = False,
@@ -84,8 +84,8 @@ def load_checkpoint(
 
 
 def export_weights(
-    source: Source,
-    target: Source,
+    source: StrPath,
+    target: StrPath,
     *,
     weights: str = "model",
     best: bool = False,
@@ -132,7 +132,7 @@ def _check_ready(tensors: Iterable[Tensor], device: str | torch.device | None) -
             raise UserError(f"device={str(device)[:40]!r} cannot be used: {_reason(error)}") from None
 
 
-def _read(source: Source, weights: str, *, best: bool, pickled: bool) -> tuple[Path, dict[str, Tensor]]:
+def _read(source: StrPath, weights: str, *, best: bool, pickled: bool) -> tuple[Path, dict[str, Tensor]]:
     """Return the file or checkpoint that `source` refers to, and the weights in it."""
     path = Path(source)
     try:

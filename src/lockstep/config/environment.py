@@ -12,20 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.config import placement
-from lockstep.config.placement import AGENT_PID, MachineNode, Placement, Role, read_number
+from lockstep.config.placement import AGENT_PID_VARIABLE, MachineNode, Placement, Role, read_number
 
 # Set by the lockstep agent for its workers.
-SUPERVISION_FOLDER = "LOCKSTEP_SUPERVISION"
-SPAWNED_BY_LAUNCH = "LOCKSTEP_SPAWNED_BY_LAUNCH"
-RESTARTED_AFTER = "LOCKSTEP_RESTARTED_AFTER"
+SUPERVISION_FOLDER_VARIABLE = "LOCKSTEP_SUPERVISION"
+SPAWNED_BY_LAUNCH_VARIABLE = "LOCKSTEP_SPAWNED_BY_LAUNCH"
+RESTARTED_AFTER_VARIABLE = "LOCKSTEP_RESTARTED_AFTER"
 
 # Set by `lockstep verify` for the processes that it compares.
-VERIFY_FOLDER = "LOCKSTEP_OBSERVED"
-VERIFY_RUNS = "LOCKSTEP_OBSERVED_RUNS"
-VERIFY_STEPS = "LOCKSTEP_OBSERVED_STEPS"
+VERIFY_FOLDER_VARIABLE = "LOCKSTEP_OBSERVED"
+VERIFY_RUNS_VARIABLE = "LOCKSTEP_OBSERVED_RUNS"
+VERIFY_STEPS_VARIABLE = "LOCKSTEP_OBSERVED_STEPS"
 
 # Set by the user: a folder in shared memory, if it is not /dev/shm.
-MEMORY_FOLDER = "LOCKSTEP_MEMORY"
+MEMORY_FOLDER_VARIABLE = "LOCKSTEP_MEMORY"
 
 # Variables that say how the processes of a job find each other, communicate and compute.
 _JOB_NAMES = frozenset(
@@ -86,38 +86,40 @@ def threads_per_process(default: int = 1) -> int:
 
 def agent_pid() -> int | None:
     """The process id of the lockstep agent that started this process, if one did."""
-    pid = os.environ.get(AGENT_PID)
+    pid = os.environ.get(AGENT_PID_VARIABLE)
     return int(pid) if pid else None
 
 
 def supervision_folder() -> Path | None:
     """The folder for messages between this worker and its agent, if it has one."""
-    folder = os.environ.get(SUPERVISION_FOLDER)
+    folder = os.environ.get(SUPERVISION_FOLDER_VARIABLE)
     return Path(folder) if folder else None
 
 
 def read_verify_request() -> VerifyRequest | None:
     """What `lockstep verify` asks of this process; None outside of it."""
-    folder, runs = os.environ.get(VERIFY_FOLDER), os.environ.get(VERIFY_RUNS)
+    folder, runs = os.environ.get(VERIFY_FOLDER_VARIABLE), os.environ.get(VERIFY_RUNS_VARIABLE)
     if not folder:
         return None
-    return VerifyRequest(Path(folder), Path(runs) if runs else None, read_number(os.environ, VERIFY_STEPS, default=0))
+    return VerifyRequest(
+        Path(folder), Path(runs) if runs else None, read_number(os.environ, VERIFY_STEPS_VARIABLE, default=0)
+    )
 
 
 def verify_variables(request: VerifyRequest) -> dict[str, str]:
     """The variables that pass `request` to a child process."""
-    runs = {} if request.runs is None else {VERIFY_RUNS: str(request.runs)}
-    return {VERIFY_FOLDER: str(request.folder), VERIFY_STEPS: str(request.steps), **runs}
+    runs = {} if request.runs is None else {VERIFY_RUNS_VARIABLE: str(request.runs)}
+    return {VERIFY_FOLDER_VARIABLE: str(request.folder), VERIFY_STEPS_VARIABLE: str(request.steps), **runs}
 
 
 def restart_cause() -> str | None:
     """Why the previous attempt failed, if the lockstep agent restarted this process."""
-    return os.environ.get(RESTARTED_AFTER)
+    return os.environ.get(RESTARTED_AFTER_VARIABLE)
 
 
-def memory_folder() -> Path | None:
+def shared_memory_root() -> Path | None:
     """A writable folder in memory rather than on disk: LOCKSTEP_MEMORY or /dev/shm; None if there is none."""
-    folder = Path(os.environ.get(MEMORY_FOLDER) or "/dev/shm")
+    folder = Path(os.environ.get(MEMORY_FOLDER_VARIABLE) or "/dev/shm")
     return folder if folder.is_dir() and os.access(folder, os.W_OK | os.X_OK) else None
 
 
@@ -128,7 +130,7 @@ def may_be_restarted() -> bool:
 
 def is_spawned_by_launch() -> bool:
     """Did `lockstep.launch(main, nproc=N)` start this process as a copy of its script?"""
-    return SPAWNED_BY_LAUNCH in os.environ
+    return SPAWNED_BY_LAUNCH_VARIABLE in os.environ
 
 
 def interface_variables(interface: str | None, *, one_machine: bool) -> dict[str, str]:

@@ -82,11 +82,11 @@ def _read_lanes(value: Any) -> Any:
 
 Whole = Annotated[int, Field(ge=0), BeforeValidator(read_whole)]
 """A whole number, 0 or greater; 1e3 is 1000."""
-Count = Annotated[int, Field(gt=0), BeforeValidator(read_whole)]
+PositiveInt = Annotated[int, Field(gt=0), BeforeValidator(read_whole)]
 """A whole number greater than 0; 1e3 is 1000."""
 Flag = Annotated[bool, BeforeValidator(_read_flag)]
 """true or false; also yes, no, on and off, in any case. A number is not a flag."""
-Lanes = Annotated[int | Literal["auto"], BeforeValidator(_read_lanes)]
+LaneCount = Annotated[int | Literal["auto"], BeforeValidator(_read_lanes)]
 """A power of two, or auto."""
 PowerOfTwo = Annotated[int, BeforeValidator(lambda value: _read_power_of_two(value))]
 """1, 2, 4 …"""

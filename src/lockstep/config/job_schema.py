@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field
 
 from lockstep.config.config_file import BuiltinLookup, read_config
-from lockstep.config.field_types import Count, Flag, Frozen, Positive, Whole, read_whole
+from lockstep.config.field_types import Flag, Frozen, Positive, PositiveInt, Whole, read_whole
 
 _Threads = Annotated[int, Field(ge=1, le=1024), BeforeValidator(read_whole)]
 
@@ -54,7 +54,7 @@ class JobConfig(Frozen):
     ddp_backend: Literal["auto", "nccl", "gloo"] = "auto"  # auto: nccl if each process has its own GPU
     timeout_s: Positive = 600.0  # for a collective, and for ranks to join the process group
     nccl_debug: Literal["VERSION", "WARN", "INFO", "TRACE"] | None = None  # sets NCCL_DEBUG
-    log_every: Count = 10  # steps
+    log_every: PositiveInt = 10  # steps
     log: LogConfig = LogConfig()  # loggers besides the run folder
     trace: Flag = False  # write digests of every step, to find where two runs diverge
     quick: Flag = False  # a smoke test: few steps, little data

@@ -19,7 +19,7 @@ Role = Literal["agent", "worker", "single"]
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = 29500
 
-AGENT_PID = "LOCKSTEP_AGENT_PID"  # set by the lockstep agent for its workers
+AGENT_PID_VARIABLE = "LOCKSTEP_AGENT_PID"  # set by the lockstep agent for its workers
 
 _LOCAL_RANK_ARGUMENT = re.compile(r"--local[-_]rank=(\d+)")
 
@@ -151,7 +151,7 @@ def _from_rank_variables(environ: Mapping[str, str], argv: Sequence[str]) -> Pla
             f"LOCAL_RANK={local_rank} but LOCAL_WORLD_SIZE={local_world_size}: "
             "local ranks go from 0 to LOCAL_WORLD_SIZE - 1"
         )
-    if AGENT_PID in environ:
+    if AGENT_PID_VARIABLE in environ:
         launcher: Launcher = "lockstep"
     else:
         launcher = "torchrun" if "TORCHELASTIC_RUN_ID" in environ else "hand-set"

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from lockstep.config.field_types import Count, Frozen, NonNegative, Positive, PowerOfTwo, Whole, read_whole
+from lockstep.config.field_types import Frozen, NonNegative, Positive, PositiveInt, PowerOfTwo, Whole, read_whole
 from lockstep.config.job_schema import JobConfig
 
 # The comment at the end of a field's line is the field's description in docs/reference/settings.md.
@@ -21,7 +21,7 @@ class EvolutionConfig(Frozen):
     """How new designs are bred: selection, crossover, mutation."""
 
     elites: Whole | None = None  # parents that survive if no child is better; by default all of them
-    tournament_size: Count = 2  # the best of this many designs becomes a parent: larger is greedier
+    tournament_size: PositiveInt = 2  # the best of this many designs becomes a parent: larger is greedier
     crossover_rate: _Fraction = 0.9  # fraction of children that have two parents
     blend_rate: _Fraction = 0.3  # fraction of gene groups that are blended from both parents, not copied from one
     mutation_rate: _Fraction | None = None  # fraction of genes that mutate; by default one gene per child on average
@@ -55,16 +55,16 @@ class StageConfig(Frozen):
 class NetworkConfig(Frozen):
     """The surrogate network that is trained during the search and proposes designs."""
 
-    train_every: Count = 1  # generations
-    steps: Count = 60  # updates per training
+    train_every: PositiveInt = 1  # generations
+    steps: PositiveInt = 60  # updates per training
     lanes: PowerOfTwo = (
         4  # the maximum number of processes that share its training; if there are more, each trains a copy
     )
-    global_batch: Count = 128  # examples per update
+    global_batch: PositiveInt = 128  # examples per update
     lr: Positive = 6e-3  # at the start of a training; a tenth of it at the end
-    members: Count = 4  # networks in the ensemble, whose predictions are averaged
-    width: Count = 64  # of each layer
-    depth: Count = 2  # number of layers
+    members: PositiveInt = 4  # networks in the ensemble, whose predictions are averaged
+    width: PositiveInt = 64  # of each layer
+    depth: PositiveInt = 2  # number of layers
     memory: _EightOrMore = 256  # designs that it learns from: the best of the most recent ones
     guided_share: _Fraction = 0.5  # fraction of the offspring that the network chooses; evolution alone breeds the rest
     candidates: _TwoOrMore = 16  # screened for each offspring that the network chooses
@@ -99,7 +99,7 @@ class NetworkConfig(Frozen):
 class SearchStoppingConfig(Frozen):
     """Stop before `max_generations`; if both conditions are given, the first that is met stops the search."""
 
-    patience: Count | None = None  # generations without an improvement
+    patience: PositiveInt | None = None  # generations without an improvement
     min_delta: NonNegative = 0.0  # smaller changes do not count as an improvement
     target: _Number | None = Field(default=None, validate_default=True)  # of the first objective
 
@@ -122,10 +122,10 @@ class SearchConfig(JobConfig):
         "save_frequency",
     }
 
-    max_generations: Count = 50
-    population_size: Count = 64  # designs per generation, over all processes
-    save_frequency: Count = 1  # generations between checkpoints; finished evaluations are always kept
-    keep_checkpoints: Count = 3  # the newest ones
+    max_generations: PositiveInt = 50
+    population_size: PositiveInt = 64  # designs per generation, over all processes
+    save_frequency: PositiveInt = 1  # generations between checkpoints; finished evaluations are always kept
+    keep_checkpoints: PositiveInt = 3  # the newest ones
     max_runtime_hours: Positive | None = None  # over all attempts; the search then ends with the best found so far
     early_stopping: SearchStoppingConfig | None = None
     evolution: EvolutionConfig = EvolutionConfig()

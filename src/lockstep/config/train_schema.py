@@ -3,7 +3,7 @@
 To add keys, subclass it:
 
     class MyConfig(lockstep.Config):
-        width: Count = 64
+        width: PositiveInt = 64
 
     config = MyConfig.from_file("run.yaml", ["optim.lr=1e-3"])
 """
@@ -16,14 +16,14 @@ from pydantic_core import PydanticCustomError
 from lockstep.config.duration import Duration
 from lockstep.config.field_types import (
     ConfigSection,
-    Count,
     DurationField,
     Flag,
     FreeForm,
     Frozen,
-    Lanes,
+    LaneCount,
     NonNegative,
     Positive,
+    PositiveInt,
     Whole,
     require_time,
 )
@@ -45,8 +45,8 @@ class BatchConfig(Frozen):
     """The batch size of a step: over all processes (`global`) or per process (`per_device`)."""
 
     # Not `alias`: a type checker would then want the keyword argument `global`, which Python cannot write.
-    global_batch: Count | None = Field(default=None, validation_alias="global", serialization_alias="global")
-    per_device: Count | None = Field(default=None, validate_default=True)  # samples per step and process
+    global_batch: PositiveInt | None = Field(default=None, validation_alias="global", serialization_alias="global")
+    per_device: PositiveInt | None = Field(default=None, validate_default=True)  # samples per step and process
 
     @field_validator("per_device")
     @classmethod
@@ -68,7 +68,7 @@ class OptimConfig(Frozen):
     name: Literal["sgd", "adam", "adamw"] = "adamw"
     lr: Positive = 1e-3
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"  # scale lr by global batch / base_batch, or its square root
-    base_batch: Count | None = Field(default=None, validate_default=True)  # the global batch that lr was tuned for
+    base_batch: PositiveInt | None = Field(default=None, validate_default=True)  # the global batch lr was tuned for
     weight_decay: NonNegative = 0.0
     momentum: NonNegative = 0.9  # sgd only
     nesterov: Flag = False  # sgd only
@@ -134,7 +134,7 @@ class GoalConfig(Frozen):
 class EarlyStoppingConfig(GoalConfig):
     """Stop when the metric no longer improves."""
 
-    patience: Count = 5  # evaluations without an improvement
+    patience: PositiveInt = 5  # evaluations without an improvement
     min_delta: NonNegative = 0.0  # smaller changes do not count as an improvement
 
 
@@ -142,8 +142,8 @@ class CheckpointConfig(Frozen):
     """When to save, besides at the end, and which checkpoints to keep; the best one is always kept."""
 
     every: DurationField = Duration.parse("200 steps")
-    keep: Count = 3  # the newest ones
-    keep_every: Count | None = None  # also keep those whose step is a multiple of this
+    keep: PositiveInt = 3  # the newest ones
+    keep_every: PositiveInt | None = None  # also keep those whose step is a multiple of this
     memory: Flag = True  # also keep the newest state in memory, where an agent may restart the run
 
     @field_validator("every")
@@ -155,9 +155,9 @@ class CheckpointConfig(Frozen):
 class MeshConfig(Frozen):
     """The number of processes along each axis of a mesh; if one of data and shard is omitted, it takes the rest."""
 
-    data: Count | None = None  # replicas of the model
-    shard: Count | None = None  # processes that each parameter is sharded over
-    tensor: Count | None = None  # processes that single layers are split over, as tensor_plan says
+    data: PositiveInt | None = None  # replicas of the model
+    shard: PositiveInt | None = None  # processes that each parameter is sharded over
+    tensor: PositiveInt | None = None  # processes that single layers are split over, as tensor_plan says
 
 
 class FsdpConfig(Frozen):
@@ -177,7 +177,7 @@ class CompressionConfig(Frozen):
     """How gradients are compressed for all-reduce, in fast mode; keys other than `kind` are for PowerSGD."""
 
     kind: Literal["none", "fp16", "bf16", "powersgd"] = "none"
-    rank: Count = 1  # of the low-rank approximation
+    rank: PositiveInt = 1  # of the low-rank approximation
     start_after: DurationField = Duration.parse("10 steps")  # until then gradients are not compressed
     min_compression_rate: Positive = 2.0  # a gradient that would shrink by less is not compressed
     warm_start: Flag = True  # start from the previous approximation
@@ -199,7 +199,7 @@ CompressionField = Annotated[CompressionConfig, BeforeValidator(_read_compressio
 class ActivationCheckpointingConfig(Frozen):
     """Modules whose activations are recomputed in the backward pass; changes no bit of the result."""
 
-    every: Count = 1  # recompute every n-th of these modules
+    every: PositiveInt = 1  # recompute every n-th of these modules
     classes: tuple[str, ...] = ()  # names of module classes; by default the model's repeated blocks
 
 
@@ -226,15 +226,15 @@ class Config(JobConfig):
         "workers",
     }
 
-    epochs: Count | None = None  # or steps
-    steps: Count | None = Field(default=None, validate_default=True)  # or epochs
+    epochs: PositiveInt | None = None  # or steps
+    steps: PositiveInt | None = Field(default=None, validate_default=True)  # or epochs
     batch: BatchConfig
-    lanes: Lanes = "auto"  # slices of a batch: part of the numerics, and the maximum number of processes
-    accumulate: Count | None = None  # with batch.per_device: passes per process and update, in place of lanes
-    lanes_per_rank: tuple[Count, ...] | None = None  # for unequal devices; changes no bit
+    lanes: LaneCount = "auto"  # slices of a batch: part of the numerics, and the maximum number of processes
+    accumulate: PositiveInt | None = None  # with batch.per_device: passes per process and update, in place of lanes
+    lanes_per_rank: tuple[PositiveInt, ...] | None = None  # for unequal devices; changes no bit
     tail: Literal["drop", "short", "pad"] = "drop"  # how an epoch's last, incomplete batch is handled
     workers: Whole = 0  # processes per rank that load samples; changes no bit
-    evaluation_batch: Count = 256  # samples at a time
+    evaluation_batch: PositiveInt = 256  # samples at a time
     evaluate_every: DurationField = Duration.parse("1 epoch")
     best: GoalConfig | None = None  # keep a checkpoint of the best model by this metric
     early_stopping: EarlyStoppingConfig | None = None

@@ -14,7 +14,7 @@ from yaml.reader import ReaderError
 from lockstep.config.located_value import KeyPath, LocatedValue, dotted, printable, shortened
 from lockstep.errors import ConfigError
 
-MAX_BYTES = 1 << 20
+MAX_CONFIG_BYTES = 1 << 20
 MAX_NODES = 100_000  # with aliases expanded: a few lines of aliases to aliases can stand for billions of values
 MAX_DEPTH = 64
 MAX_DIGITS = 400  # more than any float has; the cost of parsing an integer grows faster than its length
@@ -63,7 +63,7 @@ def read_yaml_text(path: Path) -> str:
     """The file's text; a ConfigError says why it cannot be read."""
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+            data = file.read(MAX_CONFIG_BYTES + 1)
     except FileNotFoundError:
         problem = "no such file"
     except IsADirectoryError:
@@ -73,8 +73,8 @@ def read_yaml_text(path: Path) -> str:
     except ValueError:  # a NUL character in the path
         problem = "not a valid path"
     else:
-        if len(data) > MAX_BYTES:
-            problem = f"larger than {MAX_BYTES >> 20} MiB; too large for a config"
+        if len(data) > MAX_CONFIG_BYTES:
+            problem = f"larger than {MAX_CONFIG_BYTES >> 20} MiB; too large for a config"
         elif b"\0" in data:
             problem = "not a text file"
         else:

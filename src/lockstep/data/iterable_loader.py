@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import default_collate
 
 from lockstep.data.device_prefetch import prefetch_to_device
-from lockstep.data.lane_streams import LaneReader, LaneStreams, Reader, State, States, StreamPosition
+from lockstep.data.lane_streams import LaneReader, LaneStreams, Reader, StreamPosition, StreamStates
 from lockstep.data.lanes import GlobalBatch, Tail, check_batch, check_batch_range, check_tail, choose_lanes, share_lanes
 from lockstep.data.sample_source import Collate
 from lockstep.data.sample_workers import WorkerInit, Workers
@@ -88,7 +88,7 @@ class IterableLaneLoader:
             dataset, seed, num_lanes, global_batch // num_lanes, default_collate if collate is None else collate
         )
         self._saved = self._beginning()
-        self._states: States | None = None  # of the latest iterator, if there is one
+        self._states: StreamStates | None = None  # of the latest iterator, if there is one
 
     def __len__(self) -> int:
         raise TypeError("an iterable data set has no length: count steps instead of epochs")
@@ -124,7 +124,7 @@ class IterableLaneLoader:
         """Like a LaneLoader's, but the samples of a stream have no indices."""
         return {"kind": "stream", "global_batch": self.global_batch, "tail": self.tail, "seed": self.seed}
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> dict[str, Any]:
         """The position after the last batch yielded, of this rank's lanes."""
         if self._states is None:
             return dict(self._saved)
@@ -179,7 +179,7 @@ class IterableLaneLoader:
             return nullcontext(LaneReader(self._streams, self._own_lanes, start))
         return read_ahead(self._streams, self._own_lanes, start, self._workers, self._world)
 
-    def _beginning(self) -> State:
+    def _beginning(self) -> dict[str, Any]:
         return {"number": 0, "epoch": 0, "batch": 0, "num_lanes": self.lanes.count, "streams": {}}
 
     def _explain_empty(self, epoch: int, size: int) -> str:
@@ -201,7 +201,7 @@ def all_reduce_int(own: int, op: Operation, world: World) -> int:
     return total // max(get_world_size() // world.size, 1) if op == "sum" else total
 
 
-def merge_states(states: Sequence[State]) -> State:
+def merge_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Combine the states of all ranks of a loader into one, which any number of ranks can load."""
     streams = {name: stream for state in states for name, stream in state["streams"].items()}
     return {**states[0], "streams": streams}

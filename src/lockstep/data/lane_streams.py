@@ -14,8 +14,8 @@ from lockstep.data.sample_source import Collate, note_on_error
 from lockstep.errors import UserError
 from lockstep.world.keyed_random import key_of, preserve_rng_states, seed_cpu_rngs
 
-State = dict[str, Any]
-States = Callable[[], dict[str, State]]  # by stream name; called when they are needed
+StreamState = dict[str, Any]
+StreamStates = Callable[[], dict[str, StreamState]]  # by stream name; called when they are needed
 
 _WHOLE = "all"  # the name of the only stream of a data set without `lane`
 
@@ -25,7 +25,7 @@ class StreamPosition(NamedTuple):
 
     epoch: int
     batch: int
-    streams: Mapping[str, State]
+    streams: Mapping[str, StreamState]
 
 
 class StreamRound(Protocol):
@@ -36,7 +36,7 @@ class StreamRound(Protocol):
         """The number of samples in it."""
 
     @property
-    def states(self) -> "States":
+    def states(self) -> "StreamStates":
         """The streams' states after it. Keeping them does not keep the samples in memory."""
 
     def lanes(self) -> tuple[LaneBatch, ...]:
@@ -69,30 +69,30 @@ class LaneStreams:
         """The streams to read for these lanes."""
         return [str(lane) for lane in lanes] if self.has_lanes else [_WHOLE]
 
-    def open(self, lanes: Sequence[int], epoch: int, saved: Mapping[str, State]) -> dict[str, "Stream"]:
+    def open(self, lanes: Sequence[int], epoch: int, saved: Mapping[str, StreamState]) -> dict[str, "SampleStream"]:
         """Start an epoch's streams for these lanes, each at its saved state if there is one."""
         if not self.has_lanes and hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(epoch)
         return {name: self._open_one(name, epoch, saved.get(name)) for name in self.names(lanes)}
 
-    def take(self, lanes: Sequence[int], streams: Mapping[str, "Stream"]) -> list[list[Any]]:
+    def take(self, lanes: Sequence[int], streams: Mapping[str, "SampleStream"]) -> list[list[Any]]:
         """The samples of each lane for the next batch; fewer if a stream has ended."""
         if self.has_lanes:
             return [streams[name].take(self.lane_batch) for name in self.names(lanes)]
         samples = streams[_WHOLE].take(self.lane_batch * self.num_lanes)
         return [samples[lane :: self.num_lanes] for lane in lanes]
 
-    def _open_one(self, name: str, epoch: int, saved: State | None) -> "Stream":
+    def _open_one(self, name: str, epoch: int, saved: StreamState | None) -> "SampleStream":
         if self.has_lanes:
             lane = int(name)
-            return Stream(
+            return SampleStream(
                 lambda: self.dataset.lane(lane, self.num_lanes, epoch),
                 lambda n: key_of(self.seed, "sample", epoch, lane, n),
                 key_of(self.seed, "stream", epoch, lane),
                 f"lane {lane}, epoch {epoch}",
                 saved,
             )
-        return Stream(
+        return SampleStream(
             lambda: self.dataset,
             lambda n: key_of(self.seed, "sample", epoch, n % self.num_lanes, n // self.num_lanes),
             key_of(self.seed, "stream", epoch),
@@ -108,7 +108,7 @@ class LaneReader:
         self._source = streams
         self._lanes = lanes
         self._start = start
-        self._streams: dict[str, Stream] = {}  # of the epoch that is being read
+        self._streams: dict[str, SampleStream] = {}  # of the epoch that is being read
         self._epoch = -1
         self._batch = 0
         self.num_reads = 0
@@ -135,12 +135,12 @@ class LaneReader:
             with note_on_error(f"collating {len(samples)} samples (epoch {epoch}, lane {lane})"):
                 return LaneBatch(lane, self._source.collate(samples), len(samples), None)
 
-    def states(self) -> States:
+    def states(self) -> StreamStates:
         """A function that returns the streams' states as they are now, whenever it is called."""
         taken = {name: {"taken": stream.taken} for name, stream in self._streams.items()}
         return partial(self._states_after, self.num_reads, taken)
 
-    def _states_after(self, num_reads: int, taken: dict[str, State]) -> dict[str, State]:
+    def _states_after(self, num_reads: int, taken: dict[str, StreamState]) -> dict[str, StreamState]:
         if num_reads == self.num_reads:
             return {name: stream.state() for name, stream in self._streams.items()}
         # The next read has failed, or has ended the epoch, and the iterators have moved on: only the counts are known.
@@ -169,7 +169,7 @@ class LaneRound:
         return tuple(map(self.lane, range(len(self.samples))))
 
 
-class Stream:
+class SampleStream:
     """One iterator of a data set, and how many samples were taken from it.
 
     Args:
@@ -186,7 +186,7 @@ class Stream:
         key_of_sample: Callable[[int], int],
         key: int,
         place: str,
-        saved: State | None,
+        saved: StreamState | None,
     ) -> None:
         seed_cpu_rngs(key)
         self._iterator = iter(start())
@@ -210,14 +210,14 @@ class Stream:
                     self._has_ended = True
         return samples
 
-    def state(self) -> State:
+    def state(self) -> StreamState:
         """How many samples were taken, and the iterator's own state if it has one."""
-        state: State = {"taken": self.taken}
+        state: StreamState = {"taken": self.taken}
         if hasattr(self._iterator, "state_dict"):
             state["state"] = self._iterator.state_dict()
         return state
 
-    def _restore(self, saved: State) -> None:
+    def _restore(self, saved: StreamState) -> None:
         if "state" in saved:
             if not hasattr(self._iterator, "load_state_dict"):
                 raise UserError(

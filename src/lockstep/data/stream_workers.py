@@ -12,7 +12,7 @@ from functools import partial
 from itertools import count
 from typing import NamedTuple, NoReturn
 
-from lockstep.data.lane_streams import LaneReader, LaneRound, LaneStreams, Reader, State, StreamPosition
+from lockstep.data.lane_streams import LaneReader, LaneRound, LaneStreams, Reader, StreamPosition, StreamState
 from lockstep.data.lanes import LaneBatch
 from lockstep.data.sample_workers import Workers, hide_worker_info
 from lockstep.errors import UserError
@@ -162,6 +162,6 @@ class _ReadAheadRound:
         return tuple(sorted(self._lanes, key=lambda lane: lane.lane))
 
 
-def _unpickled(parts: Sequence[bytes]) -> dict[str, State]:
+def _unpickled(parts: Sequence[bytes]) -> dict[str, StreamState]:
     """The states that this process's own workers have pickled; nothing else ever gets here."""
     return {name: state for part in parts for name, state in pickle.loads(part).items()}

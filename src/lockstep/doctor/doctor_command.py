@@ -66,7 +66,7 @@ def _inspect_machine() -> "MachineInfo":
     from lockstep.checkpoint.available_memory import available_memory_bytes
     from lockstep.doctor.machine_health import MachineInfo
 
-    shared = environment.memory_folder()
+    shared = environment.shared_memory_root()
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return MachineInfo(
         system=f"{platform.system()} {platform.machine()}",

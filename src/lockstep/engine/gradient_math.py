@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from lockstep.engine.torch_internals import are_all_finite, multiply_all_, stored_values
+from lockstep.engine.torch_internals import foreach_all_finite, multiply_all_, stored_values
 from lockstep.errors import UserError
 
 # The sum of squares is taken over blocks of this many elements, counted from each tensor's first, and then over the
@@ -83,7 +83,7 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
         if tensor.requires_grad or tensor.is_sparse or tensor.is_complex():
             tensor = _real_dense(tensor.detach())
         groups.setdefault((tensor.dtype, tensor.get_device()), []).append(tensor)
-    return all(are_all_finite(group) for group in groups.values())
+    return all(foreach_all_finite(group) for group in groups.values())
 
 
 def _real_dense(tensor: Tensor) -> Tensor:

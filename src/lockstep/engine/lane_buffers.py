@@ -20,8 +20,8 @@ from lockstep.engine.torch_internals import buffer_names, get_buffer, has_runnin
 from lockstep.engine.tree_all_reduce import TreeAllReduce
 from lockstep.errors import UserError
 
-Rule = Literal["mean", "first", "max"]
-RULES: tuple[Rule, ...] = ("mean", "first", "max")
+BufferRule = Literal["mean", "first", "max"]
+BUFFER_RULES: tuple[BufferRule, ...] = ("mean", "first", "max")
 
 # A change made through `.data` does not change the tensor's version, so now and then the values are compared as well.
 # The number of passes is odd: if every step has two passes, each of them has its turn.
@@ -67,8 +67,8 @@ class LaneBuffers:
     Call `begin`; for each lane `open_lane` and `close_lane`; `check`; then `combine` or `combine_over_ranks`.
     """
 
-    def __init__(self, modules: Iterable[nn.Module], rules: Mapping[str, Rule]) -> None:
-        self._slots: dict[Rule, list[BufferSlot]] = {rule: [] for rule in RULES}
+    def __init__(self, modules: Iterable[nn.Module], rules: Mapping[str, BufferRule]) -> None:
+        self._slots: dict[BufferRule, list[BufferSlot]] = {rule: [] for rule in BUFFER_RULES}
         self._fixed: list[BufferSlot] = []  # buffers that no forward pass may change
         unmatched = set(rules)
         for slot in buffer_slots(modules):
@@ -206,7 +206,7 @@ def buffer_slots(modules: Iterable[nn.Module]) -> Iterable[BufferSlot]:
                     yield BufferSlot(f"{path}.{key}" if path else key, module, key)
 
 
-def _default_rule(slot: BufferSlot) -> Rule | None:
+def _default_rule(slot: BufferSlot) -> BufferRule | None:
     if slot.is_empty:
         return None
     if has_running_statistics(slot.module) and slot.key in ("running_mean", "running_var"):

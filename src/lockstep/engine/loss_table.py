@@ -17,8 +17,8 @@ from torch import Tensor
 
 from lockstep.errors import UserError
 
-Count = int | float | Tensor
-Term = tuple[Tensor, Count]
+LossCount = int | float | Tensor
+Term = tuple[Tensor, LossCount]
 Terms = Mapping[str, Term]
 
 ONLY_TERM = "loss"  # the name of a loss that is one sum and one count
@@ -164,7 +164,7 @@ class LossTable:
         return self._shared
 
 
-def as_count(count: Any) -> Count:
+def as_count(count: Any) -> LossCount:
     """Return a count as a Python number or a zero-dimensional tensor. NumPy numbers are accepted, too."""
     if isinstance(count, Tensor) and count.numel() == 1:
         return count.detach().reshape(())
@@ -186,7 +186,7 @@ def _fingerprint(names: tuple[str, ...]) -> int:
 class _Row(NamedTuple):
     size: int
     sums: list[Tensor]
-    counts: list[Count]
+    counts: list[LossCount]
 
 
 class ControlFlags:

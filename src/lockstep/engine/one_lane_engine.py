@@ -19,7 +19,7 @@ from lockstep.engine.engine import (
     run_backward,
 )
 from lockstep.engine.gradient_math import all_finite, scale_gradients
-from lockstep.engine.loss_table import Count, Terms, as_count, nonzero
+from lockstep.engine.loss_table import LossCount, Terms, as_count, nonzero
 from lockstep.errors import UserError
 from lockstep.world.world import World
 
@@ -37,7 +37,7 @@ class OneLaneEngine(ReplicatedParameters):
     def start_pass(self, parameters: Sequence[Parameter], *, divide_late: bool = False) -> "OneLanePass":  # noqa: ARG002
         return OneLanePass(self, parameters, backward_inputs(parameters, self._all_parameters))
 
-    def reciprocal(self, loss_sum: Tensor, count: Count) -> Tensor:
+    def reciprocal(self, loss_sum: Tensor, count: LossCount) -> Tensor:
         """Return 1 / count, with the loss's shape and dtype. Counts repeat, so the tensors are cached."""
         if isinstance(count, Tensor):
             return nonzero(count.detach().reshape(())).double().reciprocal().to(loss_sum).expand_as(loss_sum)
@@ -63,7 +63,7 @@ class OneLanePass:
         self._inputs = inputs
         self._backwards = BackwardCounter()
         self._sums: list[Tensor] = []
-        self._counts: list[Count] = []
+        self._counts: list[LossCount] = []
         for parameter in parameters:
             parameter.grad = None
 

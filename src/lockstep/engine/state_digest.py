@@ -17,10 +17,10 @@ from torch.optim import Optimizer
 
 from lockstep.data.lanes import GlobalBatch
 from lockstep.events.jsonl import JsonlWriter
-from lockstep.events.step_trace import PHASES, Phases
+from lockstep.events.step_trace import TRACE_PHASES, Phases
 from lockstep.world.object_collectives import all_gather_object
 
-State = Mapping[str, Tensor]
+StateTensors = Mapping[str, Tensor]
 
 _TRACE_DIGITS = 16  # 64 bits are enough to tell two tensors apart, and a trace has a line for every step
 _NO_GRADIENT = "none"
@@ -29,7 +29,7 @@ _NO_GRADIENT = "none"
 def state_of(
     models: Mapping[str, nn.Module],
     optimizers: Mapping[str, Optimizer] | None = None,
-    others: Mapping[str, State] | None = None,
+    others: Mapping[str, StateTensors] | None = None,
 ) -> dict[str, Tensor]:
     """Return weights, buffers and optimizer state as tensors by name, for `digest`.
 
@@ -73,13 +73,13 @@ def flatten_optimizer_state(prefix: str, owners: Mapping[str, Mapping[str, Any]]
     }
 
 
-def tensor_digests(state: State | Iterable[tuple[str, Tensor]]) -> dict[str, str]:
+def tensor_digests(state: StateTensors | Iterable[tuple[str, Tensor]]) -> dict[str, str]:
     """Return the SHA-256 of each tensor's dtype, shape and bytes. An iterable may make one tensor at a time."""
     tensors = state.items() if isinstance(state, Mapping) else state
     return dict(sorted((name, _digest_tensor(tensor)) for name, tensor in tensors))
 
 
-def digest(state: State | Iterable[tuple[str, Tensor]]) -> str:
+def digest(state: StateTensors | Iterable[tuple[str, Tensor]]) -> str:
     """Return one SHA-256 over all tensors of a state, in hex: equal digests mean equal bits.
 
     `state`: the tensors by name.
@@ -159,7 +159,7 @@ class DigestTrace:
             f"lane {lane.lane}": value_digest((lane.data, lane.weight))[:_TRACE_DIGITS] for lane in batch.lanes
         }
 
-    def record(self, step: int, loss: float, gradients: Mapping[str, Tensor | None], state: State) -> None:
+    def record(self, step: int, loss: float, gradients: Mapping[str, Tensor | None], state: StateTensors) -> None:
         """Record a step. `gradients`: as the optimizers saw them. Every rank must call it."""
         used = {name: gradient for name, gradient in gradients.items() if gradient is not None}
         own: Phases = {
@@ -172,7 +172,7 @@ class DigestTrace:
         if self._lines is not None:
             self._lines.emit({"step": step, "phases": phases})
 
-    def record_state(self, number: int, state: State) -> None:
+    def record_state(self, number: int, state: StateTensors) -> None:
         """Record the state after a round, which has no gradients. Every rank must call it."""
         phases = _merge_ranks(all_gather_object({"state": _short_digests(state)}))
         if self._lines is not None:
@@ -183,7 +183,7 @@ class DigestTrace:
             self._lines.close()
 
 
-def _short_digests(state: State) -> dict[str, str]:
+def _short_digests(state: StateTensors) -> dict[str, str]:
     digests = tensor_digests(state)
     return {name: digests[name][:_TRACE_DIGITS] for name in state}  # in the model's own order
 
@@ -191,7 +191,7 @@ def _short_digests(state: State) -> dict[str, str]:
 def _merge_ranks(ranks: Sequence[Phases]) -> Phases:
     """Merge what the ranks recorded. Where ranks differ, all their values are kept, so that no other trace is equal."""
     merged: Phases = {}
-    for phase in (phase for phase in PHASES if phase in ranks[0]):
+    for phase in (phase for phase in TRACE_PHASES if phase in ranks[0]):
         values: dict[str, dict[str, None]] = {}
         for rank in ranks:
             for name, text in rank[phase].items():

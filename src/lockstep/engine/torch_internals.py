@@ -114,7 +114,7 @@ def interpolate_all_(tensors: list[Tensor], others: list[Tensor], weight: float)
             tensor.lerp_(other, weight)
 
 
-def are_all_finite(tensors: list[Tensor]) -> bool:
+def foreach_all_finite(tensors: list[Tensor]) -> bool:
     """Return whether every element of these non-empty tensors of one dtype and device is finite.
 
     Relies on the loss scaler's kernel, the fastest check there is: it multiplies by one, and checks every element on

@@ -34,7 +34,7 @@ from lockstep.engine.gradient_tree import (
     Scale,
     add_gradients,
 )
-from lockstep.engine.lane_buffers import LaneBuffers, Rule
+from lockstep.engine.lane_buffers import BufferRule, LaneBuffers
 from lockstep.engine.loss_table import ControlFlags, LossTable, Terms
 from lockstep.engine.torch_internals import version_of
 from lockstep.engine.tree_all_reduce import choose_all_reduce
@@ -56,7 +56,7 @@ class TreeEngine:
         lanes: Lanes,
         models: Sequence[nn.Module],
         *,
-        buffer_rules: Mapping[str, Rule],
+        buffer_rules: Mapping[str, BufferRule],
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
         control_flags: ControlFlags | None = None,
         sharding: ZeroSharding | None = None,

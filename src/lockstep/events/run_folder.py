@@ -17,7 +17,7 @@ from lockstep.errors import UserError
 from lockstep.events.atomic_files import flush, write_atomic
 from lockstep.events.jsonl import parse_json, read_jsonl
 
-FORMAT_VERSION = 1
+RUN_FORMAT_VERSION = 1
 
 _MAX_FILE_BYTES = 2**20  # of run.json and config.yaml
 _CHOOSE_ANOTHER = "choose another folder (--run; in a script, the first argument of Run)"
@@ -192,7 +192,7 @@ class RunFolder:
     def _start(self, settings: RunSettings, fingerprint: Mapping[str, Any]) -> str:
         write_atomic(self.config, settings.text(), to_disk=True)
         content = {
-            "format": FORMAT_VERSION,
+            "format": RUN_FORMAT_VERSION,
             "run_id": secrets.token_hex(8),
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "config_digest": settings.digest(),
@@ -210,9 +210,9 @@ class RunFolder:
                 content = None
         if not isinstance(content, dict) or not isinstance(content.get("run_id"), str):
             raise UserError(f"{self.run_json} is damaged: {_CHOOSE_ANOTHER}")
-        if content.get("format") != FORMAT_VERSION:
+        if content.get("format") != RUN_FORMAT_VERSION:
             raise UserError(
-                f"{self.run_json}: expected format {FORMAT_VERSION}, got {content.get('format')!r}: "
+                f"{self.run_json}: expected format {RUN_FORMAT_VERSION}, got {content.get('format')!r}: "
                 "use the version of lockstep that wrote it"
             )
         return content

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from lockstep.errors import UserError
 from lockstep.events.jsonl import read_jsonl
 
-PHASES = ("data", "loss", "gradient", "state")  # of a step, in the order in which they are computed
+TRACE_PHASES = ("data", "loss", "gradient", "state")  # of a step, in the order in which they are computed
 
 Phases = dict[str, dict[str, str]]  # for each phase, the digest of each tensor
 
@@ -43,7 +43,7 @@ def first_difference(
     if not common:
         raise UserError(f"{left} and {right} have no step in common")
     for step in common:
-        for phase in phases or PHASES:
+        for phase in phases or TRACE_PHASES:
             if phase in ours[step] and phase in theirs[step]:
                 own, other = ours[step][phase], theirs[step][phase]
                 names = dict.fromkeys([*own, *other])

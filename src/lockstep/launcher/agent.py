@@ -19,7 +19,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousPa
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from lockstep.config import environment
-from lockstep.config.placement import AGENT_PID, MachineNode, is_loopback
+from lockstep.config.placement import AGENT_PID_VARIABLE, MachineNode, is_loopback
 from lockstep.config.plurals import count_noun
 from lockstep.errors import EXIT_FAILED, EXIT_STOPPED
 from lockstep.launcher.elastic_adapter import (
@@ -130,7 +130,7 @@ class Agent(ElasticAgentAdapter):
         self._memory_kills = OutOfMemoryKills()
         clear_rank_files(self._folder)
         self._monitor = RankMonitor(self._folder, self._processes, ranks)
-        restarted = {} if self.verdict is None else {environment.RESTARTED_AFTER: self.verdict.cause}
+        restarted = {} if self.verdict is None else {environment.RESTARTED_AFTER_VARIABLE: self.verdict.cause}
         try:
             started = self._processes.start([restarted | dict(each) for each in variables])
         except RankStartError:
@@ -314,8 +314,8 @@ def _rendezvous_handler(node: MachineNode, endpoint: str | None) -> RendezvousHa
 
 def _variables_for_all_ranks(node: MachineNode, folder: Path) -> dict[str, str]:
     variables = {
-        AGENT_PID: str(os.getpid()),
-        environment.SUPERVISION_FOLDER: str(folder),
+        AGENT_PID_VARIABLE: str(os.getpid()),
+        environment.SUPERVISION_FOLDER_VARIABLE: str(folder),
         # A constant, never cores / processes: the number of threads changes the bits of a sum.
         "OMP_NUM_THREADS": str(environment.threads_per_process()),
     }

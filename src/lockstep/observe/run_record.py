@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from lockstep.errors import UserError
 from lockstep.events.event_log import Event
 from lockstep.events.jsonl import parse_json
-from lockstep.events.run_folder import FORMAT_VERSION, RunFolder
+from lockstep.events.run_folder import RUN_FORMAT_VERSION, RunFolder
 from lockstep.observe.curve import Curve
 from lockstep.observe.evaluated_designs import EvaluatedDesigns
 from lockstep.observe.jsonl_tail import JsonlTail, parse_count, parse_number, read_bounded
@@ -293,9 +293,9 @@ def read_run_info(folder: RunFolder) -> dict[str, Any]:
         run_info = None
     if not isinstance(run_info, dict) or not isinstance(run_info.get("run_id"), str):
         raise UserError(f"{folder.run_json} is damaged: expected a JSON object with a run_id")
-    if run_info.get("format") != FORMAT_VERSION:
+    if run_info.get("format") != RUN_FORMAT_VERSION:
         found = str(run_info.get("format"))[:20]
-        raise UserError(f"{folder.run_json}: format {found!r}, but this version of lockstep reads {FORMAT_VERSION}")
+        raise UserError(f"{folder.run_json}: format {found!r}, but this version of lockstep reads {RUN_FORMAT_VERSION}")
     return run_info
 
 

@@ -17,7 +17,7 @@ from lockstep.observe.curve import Curve
 from lockstep.observe.jsonl_tail import JsonlTail, parse_count, parse_number
 
 # The phases of a step: their keys in files, and their names in reports.
-PHASES = {
+PHASE_LABELS = {
     "data": "data wait",
     "compute": "compute",
     "exchange": "gradient wait",
@@ -220,7 +220,7 @@ def _parse_timed_step(line: dict[str, Any]) -> TimedStep | None:
     if line.get("kind") != "step":
         return None
     counts = [parse_count(line.get(name)) for name in ("step", "attempt", "num_lanes", "num_steps")]
-    durations = [_parse_seconds(line.get(f"{name}_s")) for name in (*PHASES, "saving", "evaluating", "elapsed")]
+    durations = [_parse_seconds(line.get(f"{name}_s")) for name in (*PHASE_LABELS, "saving", "evaluating", "elapsed")]
     known_counts = [count for count in counts if count is not None]
     known = [duration for duration in durations if duration is not None]
     if len(known_counts) < len(counts) or len(known) < len(durations):
@@ -232,7 +232,7 @@ def _parse_timed_step(line: dict[str, Any]) -> TimedStep | None:
         attempt,
         num_lanes,
         num_steps,
-        dict(zip(PHASES, phases, strict=True)),
+        dict(zip(PHASE_LABELS, phases, strict=True)),
         saving_s,
         evaluating_s,
         elapsed_s,
@@ -256,7 +256,7 @@ def _summarize(rank: int, timed: Sequence[TimedStep]) -> RankTimes:
         rank=rank,
         num_timed=len(steady),
         num_lanes=steady[-1].num_lanes,
-        phases={phase: median(each.phases[phase] for each in steady) for phase in PHASES},
+        phases={phase: median(each.phases[phase] for each in steady) for phase in PHASE_LABELS},
         compute_spread_s=_robust_std([each.phases["compute"] for each in steady]),
         travel_s=median(travels) if travels else None,
         sent_bytes=int(median(each.sent_bytes for each in steady)),

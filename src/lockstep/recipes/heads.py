@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import AfterValidator, ValidationInfo
 from pydantic_core import PydanticCustomError
 
-from lockstep.config.field_types import Count
+from lockstep.config.field_types import PositiveInt
 
 
 def _divides_width(value: int, info: ValidationInfo) -> int:
@@ -17,4 +17,4 @@ def _divides_width(value: int, info: ValidationInfo) -> int:
     return value
 
 
-Heads = Annotated[Count, AfterValidator(_divides_width)]
+Heads = Annotated[PositiveInt, AfterValidator(_divides_width)]

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from lockstep.observe.curve import Point
-from lockstep.observe.step_timing import PHASES, RankTimes
+from lockstep.observe.step_timing import PHASE_LABELS, RankTimes
 from lockstep.observe.text_format import format_number, format_percent, format_seconds, one_line
 from lockstep.report.html_page import Markup, element, join_markup
 
@@ -181,7 +181,7 @@ def phase_bars(ranks: Sequence[RankTimes]) -> Markup | None:
     box = f"0 0 {_BARS_WIDTH} {len(ranks) * _BAR_ROW}"
     picture = element("svg", *rows, viewBox=box, role="img", aria_label="time per step, by rank and phase")
     caption = element("figcaption", "Time per step, by rank")
-    return element("figure", caption, picture, _legend(list(PHASES.values())), class_="wide")
+    return element("figure", caption, picture, _legend(list(PHASE_LABELS.values())), class_="wide")
 
 
 def downsample(points: Sequence[Point], max_points: int = _MAX_DRAWN_POINTS) -> list[Point]:
@@ -261,7 +261,7 @@ def _phase_bar(times: RankTimes, top: int, scale: float) -> Markup:
     text_y = top + _BAR_HEIGHT // 2 + 4
     shapes = [element("text", f"rank {times.rank}", class_="up", x=_BARS_LEFT - 8, y=text_y)]
     x = float(_BARS_LEFT)
-    for index, (phase, name) in enumerate(PHASES.items()):
+    for index, (phase, name) in enumerate(PHASE_LABELS.items()):
         phase_s = times.phases[phase]
         share = format_percent(phase_s / times.step_s if times.step_s else 0.0)
         tooltip = element("title", f"rank {times.rank}, {name}: {format_seconds(phase_s)}, {share} of a step")

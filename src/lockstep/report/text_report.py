@@ -8,7 +8,7 @@ from lockstep.observe.jsonl_tail import parse_count
 from lockstep.observe.run_findings import verdict_lines
 from lockstep.observe.run_record import Incident, Restart, RunRecord
 from lockstep.observe.run_status import RunStatus
-from lockstep.observe.step_timing import PHASES, RankTimes
+from lockstep.observe.step_timing import PHASE_LABELS, RankTimes
 from lockstep.observe.text_format import (
     format_bytes,
     format_duration,
@@ -23,7 +23,7 @@ _MAX_HISTORY = 12  # restarts and incidents, the newest
 _MAX_RANKS = 16  # in a table
 _SEARCH_TIMES = {"evaluate_s": "evaluating", "evolve_s": "evolving", "train_s": "training the network"}
 
-TIMING_HEADINGS = ("rank", "lanes", *PHASES.values(), "step", "saving", "evaluating", "peak memory")
+TIMING_HEADINGS = ("rank", "lanes", *PHASE_LABELS.values(), "step", "saving", "evaluating", "peak memory")
 
 
 def report_lines(record: RunRecord, status: RunStatus) -> list[str]:
@@ -104,7 +104,7 @@ def timing_cells(rank: RankTimes) -> tuple[str, ...]:
     return (
         str(rank.rank),
         str(rank.num_lanes),
-        *(format_seconds(rank.phases[phase]) for phase in PHASES),
+        *(format_seconds(rank.phases[phase]) for phase in PHASE_LABELS),
         format_seconds(rank.step_s),
         format_percent(rank.saving),
         format_percent(rank.evaluating),

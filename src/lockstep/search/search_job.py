@@ -62,14 +62,14 @@ def search_recipe(
             f"{config.recipe}: expected a lockstep.search.Problem from its problem(config), got {problem!r}"
         )
     run = open_run(config, world, folder, sinks, resume=resume, stop_after=stop_after, seed=config.seed)
-    search = Search(run, problem, search_settings(config))
+    search = Search(run, problem, build_search_settings(config))
     if (conclude := getattr(recipe, "conclude", None)) is not None:
         search.on_end = lambda: conclude(search, config)
     base = {**_base_design(recipe, config), **(base_params or {})}
     return search.run_complete_pipeline(base or None)
 
 
-def search_settings(config: SearchConfig) -> SearchSettings:
+def build_search_settings(config: SearchConfig) -> SearchSettings:
     """Convert a config to settings; with `quick`, for a search of seconds."""
     population = min(config.population_size, _QUICK_POPULATION) if config.quick else config.population_size
     stopping = config.early_stopping

@@ -81,7 +81,7 @@ def agent_folder() -> Iterator[Path]:
     """
     import fcntl  # does not exist on Windows, where other parts of this module are imported
 
-    memory = environment.memory_folder()
+    memory = environment.shared_memory_root()
     if memory is not None:
         remove_stale_agent_folders(memory)
     if memory is None or not _has_room(memory):

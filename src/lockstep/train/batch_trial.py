@@ -9,7 +9,7 @@ from lockstep.config.train_schema import Config
 from lockstep.train.optim.optimizer_factory import build_optimizer
 from lockstep.train.recipe import Recipe, recipe_for_run
 from lockstep.train.run import Run
-from lockstep.train.train_job import step_options
+from lockstep.train.train_job import run_options
 from lockstep.world.process_memory import peak_memory_bytes
 from lockstep.world.world import World
 
@@ -29,7 +29,7 @@ def try_lane(recipe: Recipe | type[Any], config: Config, world: World, lane_batc
     """Run as many lanes as each process of the real run will have."""
     recipe = recipe_for_run(config, recipe)
     before = peak_memory_bytes(world.device)
-    run = Run(None, world, **step_options(config))
+    run = Run(None, world, **run_options(config))
     model = run.prepare(recipe.model(config))
     batch = lane_batch * lanes
     optimizer = run.optimizer(model, build_optimizer(model, config.optim, batch))

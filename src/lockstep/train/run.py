@@ -19,7 +19,7 @@ from lockstep.data.sample_source import Collate
 from lockstep.data.sample_workers import WorkerInit
 from lockstep.data.torch_loader import Uneven
 from lockstep.engine.compression import Compression
-from lockstep.engine.lane_buffers import Rule
+from lockstep.engine.lane_buffers import BufferRule
 from lockstep.engine.state_digest import digest, tensor_digests
 from lockstep.errors import LockstepError, UserError
 from lockstep.events.event_log import PrintSink, Sink
@@ -131,7 +131,7 @@ class Run:
         tf32: bool = False,
         clip_norm: float | None = None,
         on_nonfinite: OnNonFinite = "stop",
-        buffers: Mapping[str, Rule] | None = None,
+        buffers: Mapping[str, BufferRule] | None = None,
         bucket_mb: float = 4.0,
         find_unused_parameters: bool = False,
         compression: str | Mapping[str, Any] | Compression = "none",

@@ -15,7 +15,7 @@ from lockstep.data.lanes import GlobalBatch
 from lockstep.engine.engine import Engine, GradientPass
 from lockstep.engine.gradient_math import scale_gradients
 from lockstep.engine.lane_buffers import BufferSlot
-from lockstep.engine.loss_table import Count, Term, Terms, as_terms
+from lockstep.engine.loss_table import LossCount, Term, Terms, as_terms
 from lockstep.errors import UserError
 from lockstep.supervision import heartbeat
 from lockstep.supervision.heartbeat import Phase
@@ -175,7 +175,7 @@ class Step:
     def backward(
         self,
         loss_sum: Tensor | Term | Terms,
-        count: Count | None = None,
+        count: LossCount | None = None,
         *,
         more: bool = False,
         retain_graph: bool = False,

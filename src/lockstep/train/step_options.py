@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from lockstep.config.argument_checks import require_positive
 from lockstep.engine.compression import Compression
-from lockstep.engine.lane_buffers import Rule
+from lockstep.engine.lane_buffers import BufferRule
 from lockstep.errors import UserError
 from lockstep.train.activation_checkpointing import check_checkpointing_options
 from lockstep.train.strategies.fsdp_units import FsdpOptions
@@ -40,7 +40,7 @@ class StepOptions:
     tf32: bool = False
     clip_norm: float | None = None
     on_nonfinite: OnNonFinite = "stop"
-    buffers: Mapping[str, Rule] = field(default_factory=dict)
+    buffers: Mapping[str, BufferRule] = field(default_factory=dict)
     bucket_mb: float = 4.0
     find_unused_parameters: bool = False  # fast mode only; lockstep mode needs no flag
     compression: Any = "none"  # becomes a Compression

@@ -13,8 +13,8 @@ import torch
 
 from lockstep.engine.engine import CommStats, Engine
 
-Phase = Literal["data", "compute", "exchange", "update", "rest"]
-PHASES: tuple[Phase, ...] = ("data", "compute", "exchange", "update", "rest")
+TimedPhase = Literal["data", "compute", "exchange", "update", "rest"]
+TIMED_PHASES: tuple[TimedPhase, ...] = ("data", "compute", "exchange", "update", "rest")
 
 Aside = Literal["saving", "evaluating"]
 ASIDES: tuple[Aside, ...] = ("saving", "evaluating")
@@ -32,7 +32,7 @@ class StepTimer:
             self._every = every * -(-_MIN_STEPS_BETWEEN // every)
         self._is_on = False
         self._lap_began = 0.0
-        self._laps: dict[Phase, float] = {}
+        self._laps: dict[TimedPhase, float] = {}
         self._comm_before = CommStats()
         self._asides: dict[Aside, float] = dict.fromkeys(ASIDES, 0.0)
         self._since: tuple[int, float] | None = None  # the update and the time from which asides are counted
@@ -43,11 +43,11 @@ class StepTimer:
             self._since = number - 1, time.perf_counter()
         self._is_on = self._every is not None and number % self._every == 0
         if self._is_on:
-            self._laps = dict.fromkeys(PHASES, 0.0)
+            self._laps = dict.fromkeys(TIMED_PHASES, 0.0)
             self._comm_before = CommStats() if engine is None else engine.comm_stats(timed=True)
             self._lap_began = self._now()
 
-    def lap(self, phase: Phase) -> None:
+    def lap(self, phase: TimedPhase) -> None:
         """Add the time since the previous lap to this phase."""
         if self._is_on:
             now = self._now()

@@ -35,7 +35,7 @@ _QUICK_STEPS = 8
 _QUICK_TEST_SAMPLES = 256
 
 
-class Batch(NamedTuple):
+class BatchPlan(NamedTuple):
     """The samples of one update over all processes, and how many lanes they are cut into."""
 
     size: int
@@ -62,7 +62,7 @@ def train_recipe(
     stop_after: int | None = None,
 ) -> TrainingOutcome:
     """Train a recipe, or resume it from the folder. `sinks` (the terminal, loggers) receive rank 0's events."""
-    run = open_run(config, world, folder, sinks, resume=resume, stop_after=stop_after, **step_options(config))
+    run = open_run(config, world, folder, sinks, resume=resume, stop_after=stop_after, **run_options(config))
     recipe = recipe_for_run(config, recipe)
     model = recipe.model(config)  # drawn from the random stream for weights, which `Run` has just started
     batch = _batch_of_the_run(config, run.data_world, folder)
@@ -153,7 +153,7 @@ def open_run(
     return run
 
 
-def step_options(config: Config) -> dict[str, Any]:
+def run_options(config: Config) -> dict[str, Any]:
     """Return the options of `Run` that a config holds."""
     options = {name: getattr(config, name) for name in StepOptions.names()}
     options["compression"] = dict(config.compression)
@@ -169,26 +169,26 @@ def step_options(config: Config) -> dict[str, Any]:
     return options
 
 
-def global_batch(config: Config, world: World) -> Batch:
+def plan_batch(config: Config, world: World) -> BatchPlan:
     """Return the global batch and its lanes at a run's first start, in whichever way the config gives them."""
     if config.batch.global_batch is not None:
-        return Batch(config.batch.global_batch, config.lanes)
+        return BatchPlan(config.batch.global_batch, config.lanes)
     assert config.batch.per_device is not None
     if config.accumulate is None:
-        return Batch(config.batch.per_device * world.size, config.lanes)
+        return BatchPlan(config.batch.per_device * world.size, config.lanes)
     lanes = world.size * config.accumulate
     if lanes & (lanes - 1):
         raise UserError(
             f"accumulate={config.accumulate} on {count_noun(world.size, 'process')} makes {lanes} lanes: "
             "expected a power of two"
         )
-    return Batch(config.batch.per_device * lanes, lanes)
+    return BatchPlan(config.batch.per_device * lanes, lanes)
 
 
-def _batch_of_the_run(config: Config, world: World, folder: RunFolder) -> Batch:
+def _batch_of_the_run(config: Config, world: World, folder: RunFolder) -> BatchPlan:
     """Return the batch that the run had at its first start, whatever the number of processes is now."""
     known = broadcast_object(_known_batch(config, folder) if world.is_main else None)
-    return global_batch(config, world) if known is None else Batch(*known)
+    return plan_batch(config, world) if known is None else BatchPlan(*known)
 
 
 def _known_batch(config: Config, folder: RunFolder) -> list[int] | None:

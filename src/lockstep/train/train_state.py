@@ -15,7 +15,7 @@ from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from lockstep.checkpoint.checkpoint_contents import BUFFERS, COMPRESSION, KEPT, STATE
+from lockstep.checkpoint.checkpoint_contents import BUFFERS_SUFFIX, COMPRESSION_PART, KEPT_PREFIX, STATE_PREFIX
 from lockstep.checkpoint.manifest import CheckpointError, check_part_name
 from lockstep.engine.state_digest import flatten_optimizer_state, named_tensors, state_of
 from lockstep.engine.torch_internals import is_batch_norm
@@ -78,7 +78,7 @@ class TrainState:
 
     def register(self, name: str, thing: Resumable, *, in_digest: bool, once: bool) -> None:
         """Register state for `Run.register_state`. `once`: another thing under the same name is an error."""
-        part = (STATE if in_digest else KEPT) + name
+        part = (STATE_PREFIX if in_digest else KEPT_PREFIX) + name
         try:
             check_part_name(part)
         except CheckpointError as error:
@@ -141,7 +141,7 @@ class TrainState:
             for owner, state in whole_state(optimizer, self.models, self.strategy):
                 yield from flatten_optimizer_state(name, {owner: state}).items()
         for name, thing in self.registered.items():
-            if name.startswith(STATE):
+            if name.startswith(STATE_PREFIX):
                 yield from named_tensors(thing.state_dict(), name)
 
     def gradients(self) -> dict[str, Tensor | None]:
@@ -160,7 +160,7 @@ class TrainState:
         for name, model in self.models.items():
             values[name] = {key: dtensor_to_save(value) for key, value in model.state_dict().items()}
             if buffers := _unsaved_buffers(model):
-                values[name + BUFFERS] = buffers
+                values[name + BUFFERS_SUFFIX] = buffers
         for name, optimizer in self.optimizers.items():
             values[name] = optimizer_value(optimizer, self.models, self.strategy)
         for name, average in self.averages.items():
@@ -168,7 +168,7 @@ class TrainState:
         if self.scaler is not None:
             values["loss_scaler"] = self.scaler.state()
         if (compression := self.strategy.compression_value(self._full_names())) is not None:
-            values[COMPRESSION] = compression
+            values[COMPRESSION_PART] = compression
         return values | {name: thing.state_dict() for name, thing in self.registered.items()}
 
     def num_bytes(self) -> int:
@@ -181,9 +181,9 @@ class TrainState:
 
     def load(self, values: Mapping[str, Any], *, keep_settings: bool = False) -> None:
         """Load saved values; `keep_settings`: optimizers keep their current learning rates and other settings."""
-        _check_names(self.values().keys() - {COMPRESSION}, values.keys() - {COMPRESSION})
+        _check_names(self.values().keys() - {COMPRESSION_PART}, values.keys() - {COMPRESSION_PART})
         for name, model in self.models.items():
-            _load_model(name, model, values[name], values.get(name + BUFFERS, {}))
+            _load_model(name, model, values[name], values.get(name + BUFFERS_SUFFIX, {}))
         for name, optimizer in self.optimizers.items():
             load_optimizer(name, optimizer, self.models, values[name], self.strategy, keep_settings=keep_settings)
         for name, average in self.averages.items():
@@ -191,7 +191,7 @@ class TrainState:
             average.load_state({key: distribute_like(ours.get(key), value) for key, value in values[name].items()})
         if self.scaler is not None:
             self.scaler.load_state(values["loss_scaler"])
-        self._load_compression(values.get(COMPRESSION))
+        self._load_compression(values.get(COMPRESSION_PART))
         for name, thing in self.registered.items():
             thing.load_state_dict(values[name])
 
@@ -245,7 +245,7 @@ def _check_names(ours: Iterable[str], saved: Iterable[str]) -> None:
 
 def _part_words(name: str) -> str:
     """Describe a part as the script knows it."""
-    for prefix, option in ((KEPT, ""), (STATE, " (in_digest=True)")):
+    for prefix, option in ((KEPT_PREFIX, ""), (STATE_PREFIX, " (in_digest=True)")):
         if name.startswith(prefix):
             return f"registered state {name.removeprefix(prefix)!r}{option}"
     return name

@@ -30,7 +30,7 @@ from lockstep.train.model_loss import batch_length, own_loss
 from lockstep.train.optim.ema import ExponentialMovingAverage
 from lockstep.train.optim.lr_schedule import Factor, Schedule
 from lockstep.train.resume.checkpoint_policy import CheckpointPolicy
-from lockstep.train.resume.progress import run_length
+from lockstep.train.resume.progress import length_of_run
 from lockstep.train.run import Run
 from lockstep.train.step import Loss, Step
 from lockstep.world.process_group import setup_distributed
@@ -137,7 +137,7 @@ class Trainer:
         Returns `history`, the same on every rank.
         """
         loader = self.run.loader(train_loader) if isinstance(train_loader, DataLoader) else train_loader
-        schedule = _EvaluationSchedule(evaluate_every, run_length(loader))
+        schedule = _EvaluationSchedule(evaluate_every, length_of_run(loader))
         self._stop_reason = None
         self._period = _TrainingPeriod()
         for callback in self._callbacks:

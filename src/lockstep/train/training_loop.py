@@ -30,7 +30,7 @@ from lockstep.train.optim.nonfinite import Investigator
 from lockstep.train.optim.optimizer_update import Updater
 from lockstep.train.resume.checkpoint_policy import CheckpointPolicy
 from lockstep.train.resume.drift import fingerprint_of, numerics_of, optimizer_settings
-from lockstep.train.resume.progress import BatchCursor, StepBoundaries, run_length, steps_per_epoch
+from lockstep.train.resume.progress import BatchCursor, StepBoundaries, length_of_run, steps_per_epoch
 from lockstep.train.run_context import RunContext
 from lockstep.train.step import Step, StepContext
 from lockstep.train.step_timer import StepTimer
@@ -109,7 +109,7 @@ class TrainingLoop:
         cursor = BatchCursor(loader, progress)
         self._checkpointer.follow(cursor)
         boundaries = StepBoundaries(progress, steps_per_epoch(loader), partial(self._peek, cursor))
-        save_every = policy.in_steps(run_length(loader))
+        save_every = policy.in_steps(length_of_run(loader))
         try:
             self._stop_if_reached()
             while (batch := self._next_batch(cursor)) is not None:
@@ -307,7 +307,7 @@ class TrainingLoop:
         per_epoch = steps_per_epoch(loader)
         if epochs is not None and per_epoch is not None:
             steps = epochs * per_epoch
-        return run_length(loader, None if steps is None else self._checkpointer.progress.step + steps)
+        return length_of_run(loader, None if steps is None else self._checkpointer.progress.step + steps)
 
     def _length_of_call(self, loader: Loader) -> RunLength:
         """Return the run's length if it ends with this call, some of whose steps may be made already."""

@@ -33,7 +33,7 @@ from lockstep.verify.verify_trials import (
 )
 from lockstep.verify.verify_verdict import END_OF_RUN, VerifyFinding, VerifyVerdict
 
-Report = Callable[[str], None]
+ProgressReporter = Callable[[str], None]
 InferenceCheck = Callable[[Path, Path], ChecklistItem]  # given the run folders of one process and of several
 
 INFERENCE = "a checkpoint of several processes loads for inference in one"
@@ -41,7 +41,13 @@ _FAST_MODE_CAUSE = 'The run uses determinism="fast", which does not promise equa
 
 
 def verify_config(
-    settings: Sequence[str], *, processes: int, steps: int, folder: Path, report: Report, inference: InferenceCheck
+    settings: Sequence[str],
+    *,
+    processes: int,
+    steps: int,
+    folder: Path,
+    report: ProgressReporter,
+    inference: InferenceCheck,
 ) -> VerifyVerdict:
     """Verify a config with four trials; if a run fails, it is the last.
 
@@ -68,7 +74,7 @@ def verify_script(
     steps: int,
     one_args: Sequence[str],
     folder: Path,
-    report: Report,
+    report: ProgressReporter,
 ) -> VerifyVerdict:
     """Verify a script: with four trials if its runs have a folder, else with two, plus a repeat if they differ.
 
@@ -97,7 +103,7 @@ def verify_script(
 class _Comparison:
     """The trials so far, and the finding about each."""
 
-    def __init__(self, subject: VerifySubject, folder: Path, report: Report, width: int = 0) -> None:
+    def __init__(self, subject: VerifySubject, folder: Path, report: ProgressReporter, width: int = 0) -> None:
         self.findings: list[VerifyFinding] = []
         self.updates: dict[str, RecordedUpdates] = {}  # of each trial, if the loop is not lockstep's
         self._subject = subject

@@ -13,7 +13,7 @@ from lockstep.config.plurals import count_noun
 from lockstep.observe.curve import Curve
 from lockstep.observe.run_findings import run_findings
 from lockstep.observe.run_record import RunRecord
-from lockstep.observe.step_timing import PHASES, RankTimes
+from lockstep.observe.step_timing import PHASE_LABELS, RankTimes
 from lockstep.observe.text_format import (
     format_duration,
     format_number,
@@ -158,5 +158,5 @@ def _legend() -> Text:
     legend = Text()
     for phase, (character, colour) in _PHASE_STYLES.items():
         legend.append(f"{character} ", style=colour)
-        legend.append(f"{PHASES[phase]}   ", style="dim")
+        legend.append(f"{PHASE_LABELS[phase]}   ", style="dim")
     return legend

@@ -46,7 +46,7 @@ def launch(
     """
     if environment.read_role(nproc_given=nproc is not None) == "agent":
         assert nproc is not None
-        with environment.temporary_variables({environment.SPAWNED_BY_LAUNCH: "1"}):
+        with environment.temporary_variables({environment.SPAWNED_BY_LAUNCH_VARIABLE: "1"}):
             try:
                 exit_code = start_agent(LaunchPlan(nproc=nproc), _this_script())
             except LockstepError as error:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 else:
     from torch.distributed import PrefixStore, Store
 
-MAX_BYTES = 256 * 2**20
+MAX_OBJECT_BYTES = 256 * 2**20
 
 # A packet's entries: the JSON form of the value, and its tensors, each name with this prefix.
 _FORM, _TENSOR = "form", "tensor:"
@@ -34,7 +34,7 @@ _counter_sets = count()  # numbers the `SharedCounters`; rank 0's number counts,
 
 
 def broadcast_object(
-    value: Any = None, src: int = 0, max_bytes: int = MAX_BYTES, group: dist.ProcessGroup | None = None
+    value: Any = None, src: int = 0, max_bytes: int = MAX_OBJECT_BYTES, group: dist.ProcessGroup | None = None
 ) -> Any:
     """Return the value of rank `src` on every process.
 
@@ -66,7 +66,9 @@ def broadcast_value(value: Any = None) -> Any:
     return join_values(form, received)
 
 
-def all_gather_object(value: Any, max_bytes: int = MAX_BYTES, group: dist.ProcessGroup | None = None) -> list[Any]:
+def all_gather_object(
+    value: Any, max_bytes: int = MAX_OBJECT_BYTES, group: dist.ProcessGroup | None = None
+) -> list[Any]:
     """Return every process's value in rank order, on every process.
 
     Args:
@@ -84,7 +86,7 @@ def all_gather_object(value: Any, max_bytes: int = MAX_BYTES, group: dist.Proces
     return [decode_value(packet[:size], max_bytes) for packet, size in zip(packets, sizes, strict=True)]
 
 
-def gather_object(value: Any, dst: int = 0, max_bytes: int = MAX_BYTES) -> list[Any] | None:
+def gather_object(value: Any, dst: int = 0, max_bytes: int = MAX_OBJECT_BYTES) -> list[Any] | None:
     """Return every process's value in rank order on rank `dst`, and None on the others.
 
     Args:
@@ -104,7 +106,7 @@ def gather_object(value: Any, dst: int = 0, max_bytes: int = MAX_BYTES) -> list[
     return [decode_value(packet[:size], max_bytes) for packet, size in zip(packets, sizes, strict=True)]
 
 
-def scatter_object(values: Sequence[Any] | None = None, src: int = 0, max_bytes: int = MAX_BYTES) -> Any:
+def scatter_object(values: Sequence[Any] | None = None, src: int = 0, max_bytes: int = MAX_OBJECT_BYTES) -> Any:
     """Return this rank's element of the `values` on rank `src`.
 
     Args:
@@ -156,7 +158,7 @@ class SharedCounters:
         self._local.pop(name, None)
 
 
-def encode_value(value: Any, max_bytes: int = MAX_BYTES) -> Tensor:
+def encode_value(value: Any, max_bytes: int = MAX_OBJECT_BYTES) -> Tensor:
     """A value as bytes: its JSON form and its tensors in one safetensors file."""
     form, tensors, shards = split_values(value)
     if shards:
@@ -167,7 +169,7 @@ def encode_value(value: Any, max_bytes: int = MAX_BYTES) -> Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
-def decode_value(packet: Tensor, max_bytes: int = MAX_BYTES) -> Any:
+def decode_value(packet: Tensor, max_bytes: int = MAX_OBJECT_BYTES) -> Any:
     """The value that `encode_value` turned into these bytes."""
     _checked_size(packet.numel(), max_bytes)
     tensors = load(packet.cpu().numpy().tobytes())

@@ -5,7 +5,7 @@ from typing import Any
 from lockstep.batch.batch_advice import BatchAdvice, advise
 from lockstep.config.train_schema import Config
 from lockstep.train.batch_search import BatchAttempt, BatchSizeSearch
-from lockstep.train.train_job import global_batch
+from lockstep.train.train_job import plan_batch
 from lockstep.world.world import World
 
 LANES = 8
@@ -15,7 +15,7 @@ def advice(sizes: dict[int, float | None], ended: str = "", processes: int = 1, 
     """Return the advice for these milliseconds per sample at each size; None: the size does not fit."""
     config = Config.model_validate({"epochs": 1, "batch": {"global": 32}, "lanes": LANES, **settings})
     attempts = [BatchAttempt(size, rate is not None, 1, rate) for size, rate in sizes.items()]
-    batch = global_batch(config, World(size=processes))
+    batch = plan_batch(config, World(size=processes))
     lanes = LANES if batch.lanes == "auto" else batch.lanes
     return advise(BatchSizeSearch(attempts, ended), config, batch, lanes, processes)
 

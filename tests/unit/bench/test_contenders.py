@@ -5,10 +5,10 @@ import torch
 
 from lockstep.bench.bench_models import build_workload
 from lockstep.bench.contender_loops import LOOPS
-from lockstep.bench.contenders import CONTENDERS, HAND_WRITTEN, MODELS, fewest_lanes, make_contenders
+from lockstep.bench.contenders import BENCH_MODELS, CONTENDERS, HAND_WRITTEN, fewest_lanes, make_contenders
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", BENCH_MODELS)
 def test_a_model_and_its_data_are_the_same_each_time(name: str) -> None:
     one, other = build_workload(name, 64, 0.1), build_workload(name, 64, 0.1)
     for mine, theirs in zip(one.data.tensors, other.data.tensors, strict=True):
@@ -19,10 +19,10 @@ def test_a_model_and_its_data_are_the_same_each_time(name: str) -> None:
     assert all(torch.equal(tensor, weights[key]) for key, tensor in model.state_dict().items())
     assert all(tensor.isfinite().all() for tensor in weights.values()), "or their difference would be NaN"
     assert any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in model.modules())
-    batch = [tensor[: MODELS[name].batch] for tensor in one.data.tensors]
+    batch = [tensor[: BENCH_MODELS[name].batch] for tensor in one.data.tensors]
     loss_sum, count = one.loss_sum(model, batch)
     assert loss_sum.isfinite()
-    assert count >= MODELS[name].batch
+    assert count >= BENCH_MODELS[name].batch
 
 
 def test_every_contender_has_its_rows_and_every_row_its_loop() -> None:

@@ -9,8 +9,8 @@ from pydantic import BaseModel, Field, FilePath, field_validator
 
 from lockstep.config.config_file import read_config
 from lockstep.config.field_types import (
-    Count,
     Frozen,
+    PositiveInt,
 )
 from lockstep.config.train_schema import Config
 from lockstep.errors import ConfigError
@@ -18,7 +18,7 @@ from tests.unit.config.config_problems import VALID, Write, problems_of
 
 
 class Item(Frozen):
-    size: Count
+    size: PositiveInt
 
 
 class Varied(Frozen):

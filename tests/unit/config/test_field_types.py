@@ -10,11 +10,11 @@ from lockstep.config.config_errors import ONLY_PRIVATE
 from lockstep.config.config_file import read_config
 from lockstep.config.field_types import (
     ConfigSection,
-    Count,
     Flag,
     Frozen,
     NonNegative,
     Positive,
+    PositiveInt,
     Private,
     Whole,
 )
@@ -27,7 +27,7 @@ SECRET = "hunter2-s3cr3t"
 
 
 class Fields(Frozen):
-    count: Count = 1
+    count: PositiveInt = 1
     whole: Whole = 0
     flag: Flag = False
     positive: Positive = 1.0

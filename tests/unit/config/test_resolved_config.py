@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from lockstep.config.config_file import read_config
-from lockstep.config.field_types import ConfigSection, Count, Frozen
+from lockstep.config.field_types import ConfigSection, Frozen, PositiveInt
 from lockstep.config.resolved_config import config_changes, config_digest, dump_config
 from lockstep.config.train_schema import Config
 from lockstep.config.yaml_document import parse_yaml_mapping
@@ -19,7 +19,7 @@ from tests.unit.config.config_problems import VALID, Write
 
 class Data(Frozen):
     files: tuple[Path, ...] = (Path("/a"), Path("/b"))
-    table: dict[str, Count] = Field(default_factory=lambda: {"x": 1})
+    table: dict[str, PositiveInt] = Field(default_factory=lambda: {"x": 1})
 
 
 class Mine(Config):

@@ -8,14 +8,14 @@ import pytest
 from lockstep.config.search_schema import SearchConfig
 from lockstep.errors import ConfigError
 from lockstep.search.evolution import EvolutionSettings
-from lockstep.search.search_job import search_settings
+from lockstep.search.search_job import build_search_settings
 from lockstep.search.search_loop import SearchSettings
 from lockstep.search.surrogate_network import NetworkSettings
 
 
 def test_the_defaults_are_those_of_a_script() -> None:
     config = SearchConfig()
-    assert search_settings(config) == SearchSettings()
+    assert build_search_settings(config) == SearchSettings()
     assert config.evolution.model_dump().keys() == asdict(EvolutionSettings()).keys() - {"population_size"}
     assert config.network is not None
     assert config.network.model_dump().keys() == asdict(NetworkSettings()).keys()
@@ -28,7 +28,7 @@ def test_every_key_reaches_the_settings(tmp_path: Path) -> None:
         '"early_stopping": {"patience": 4, "min_delta": 0.25}, "evolution": {"tournament_size": 3}, '
         '"network": {"train_every": 2, "curriculum": [{"generation": 3, "policy": 0.0, "guided_share": 1.0}]}}'
     )
-    settings = search_settings(SearchConfig.from_file(path, ["network.steps=9"]))
+    settings = build_search_settings(SearchConfig.from_file(path, ["network.steps=9"]))
     assert (settings.max_generations, settings.population_size, settings.save_frequency) == (7, 5, 2)
     assert (settings.max_runtime_s, settings.patience, settings.min_delta) == (1800.0, 4, 0.25)
     assert settings.evolution.tournament_size == 3
@@ -40,7 +40,7 @@ def test_every_key_reaches_the_settings(tmp_path: Path) -> None:
 
 
 def test_a_quick_search_is_small() -> None:
-    settings = search_settings(SearchConfig(quick=True))
+    settings = build_search_settings(SearchConfig(quick=True))
     assert (settings.max_generations, settings.population_size) == (3, 16)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from lockstep.config.duration import Duration
-from lockstep.config.field_types import ConfigSection, Count, Frozen
+from lockstep.config.field_types import ConfigSection, Frozen, PositiveInt
 from lockstep.config.resolved_config import config_digest, dump_config
 from lockstep.config.train_schema import BatchConfig, Config, GroupConfig, OptimConfig, ScheduleConfig
 from tests.unit.config.config_problems import VALID, Write, problems_of
@@ -85,7 +85,7 @@ def test_file_knows_a_field_by_its_alias_only(write: Write) -> None:
 
 def test_recipe_narrows_a_section_to_its_own_class(write: Write) -> None:
     class Model(Frozen):
-        width: Count = 8
+        width: PositiveInt = 8
 
     class Mine(Config):
         model: Model = Model()

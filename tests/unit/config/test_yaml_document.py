@@ -9,7 +9,7 @@ import pytest
 import lockstep.config
 from lockstep.config import yaml_document
 from lockstep.config.located_value import Plain
-from lockstep.config.yaml_document import MAX_BYTES, MAX_DEPTH, parse_yaml_mapping, read_yaml_text
+from lockstep.config.yaml_document import MAX_CONFIG_BYTES, MAX_DEPTH, parse_yaml_mapping, read_yaml_text
 from lockstep.errors import ConfigError
 
 
@@ -197,10 +197,10 @@ def test_binary_files_are_not_text(tmp_path: Path) -> None:
 
 def test_huge_file_is_refused_unread(tmp_path: Path) -> None:
     path = tmp_path / "huge.yaml"
-    path.write_bytes(b"#" * (MAX_BYTES + 1))
+    path.write_bytes(b"#" * (MAX_CONFIG_BYTES + 1))
     assert unreadable(path) == f"{path}: larger than 1 MiB; too large for a config"
-    path.write_bytes(b"#" * MAX_BYTES)
-    assert len(read_yaml_text(path)) == MAX_BYTES
+    path.write_bytes(b"#" * MAX_CONFIG_BYTES)
+    assert len(read_yaml_text(path)) == MAX_CONFIG_BYTES
 
 
 def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

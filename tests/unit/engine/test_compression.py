@@ -11,7 +11,7 @@ from lockstep.engine.compression import Compression
 from lockstep.errors import UserError
 from lockstep.train.step_options import StepOptions
 from lockstep.train.strategies.strategy_factory import choose_strategy
-from lockstep.train.train_job import step_options
+from lockstep.train.train_job import run_options
 from lockstep.world.world import World
 
 
@@ -105,6 +105,6 @@ def test_compression_is_part_of_the_numerics_if_there_is_any() -> None:
 @pytest.mark.parametrize("given", ["fp16", {"kind": "powersgd", "rank": 4, "start_after": "1 epoch"}])
 def test_a_config_gives_the_same_settings(given: Any) -> None:
     config = Config.model_validate({"epochs": 1, "batch": {"global": 8}, "compression": given})
-    options = StepOptions(**step_options(config))
+    options = StepOptions(**run_options(config))
     assert options.compression.plain() == Compression.read(given).plain()
-    assert StepOptions(**step_options(Config(epochs=1, batch=BatchConfig(global_batch=8)))).compression.kind == "none"
+    assert StepOptions(**run_options(Config(epochs=1, batch=BatchConfig(global_batch=8)))).compression.kind == "none"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lockstep.errors import LockstepError, UserError
-from lockstep.events.run_folder import FORMAT_VERSION
+from lockstep.events.run_folder import RUN_FORMAT_VERSION
 from lockstep.plan.plan_command import plan
 from tests.run_folders import timed, write_run
 
@@ -16,7 +16,7 @@ from tests.run_folders import timed, write_run
 def run(tmp_path: Path) -> str:
     """Write a run on one process, whose steps of four lanes take 0.4 s."""
     folder = write_run(tmp_path / "run", ranks={0: [timed(10, compute_s=0.4, num_lanes=4, **IDLE)]})
-    run_info = {"run_id": "a", "format": FORMAT_VERSION, "fingerprint": {"lanes": 4}}
+    run_info = {"run_id": "a", "format": RUN_FORMAT_VERSION, "fingerprint": {"lanes": 4}}
     (folder / "run.json").write_text(json.dumps(run_info))
     return str(folder)
 
@@ -63,7 +63,7 @@ def test_options_that_do_not_fit_a_run(run: str, options: dict[str, Any], messag
 
 
 def test_a_run_in_fast_mode_has_no_lanes_to_plan_with(run: str) -> None:
-    run_info = {"run_id": "a", "format": FORMAT_VERSION, "fingerprint": {}}
+    run_info = {"run_id": "a", "format": RUN_FORMAT_VERSION, "fingerprint": {}}
     (Path(run) / "run.json").write_text(json.dumps(run_info))
     with pytest.raises(UserError, match="has no lanes: expected a training run in lockstep mode"):
         plan(run)

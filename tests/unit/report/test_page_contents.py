@@ -4,7 +4,7 @@ from pathlib import Path
 
 from lockstep.observe.run_record import read_record
 from lockstep.observe.run_status import RunLock, RunStatus, run_status
-from lockstep.observe.step_timing import PHASES
+from lockstep.observe.step_timing import PHASE_LABELS
 from lockstep.report.page_contents import comparison_page, run_page
 from lockstep.report.run_comparison import compare_runs
 from tests.run_folders import append, event, finished_run, search_run, start, timed, write_run
@@ -24,7 +24,7 @@ def test_the_page_has_the_plots_and_loads_nothing(tmp_path: Path) -> None:
         "Throughput",
         "Own work",
         "Time per step",
-        *PHASES.values(),
+        *PHASE_LABELS.values(),
     ):
         assert caption in page.text
     assert page.count("figure") == page.count("figcaption") == 6

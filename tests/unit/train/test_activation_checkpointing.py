@@ -18,7 +18,7 @@ from lockstep.train.activation_checkpointing import checkpoint_activations, keep
 from lockstep.train.run import Run
 from lockstep.train.step_options import StepOptions
 from lockstep.train.strategies.parallel_strategy import DataParallel
-from lockstep.train.train_job import step_options
+from lockstep.train.train_job import run_options
 from lockstep.train.trainer import Trainer
 from lockstep.world.world import World
 from tests.commands import LOCKSTEP
@@ -278,7 +278,7 @@ def test_the_setting_changes_no_bit_and_may_change_on_resume() -> None:
     config = Config.model_validate(
         {"epochs": 1, "batch": {"global": 8}, "activation_checkpointing": {"classes": ["Block"]}}
     )
-    options = StepOptions(**step_options(config))
+    options = StepOptions(**run_options(config))
     assert options.activation_checkpointing == {"every": 1, "classes": ("Block",)}
     assert "activation_checkpointing" not in options.numerics()
     assert "activation_checkpointing" in Config.free_on_resume

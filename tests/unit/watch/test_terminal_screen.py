@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from lockstep.observe.curve import Curve
-from lockstep.observe.step_timing import PHASES
+from lockstep.observe.step_timing import PHASE_LABELS
 from lockstep.watch import terminal_screen
 from lockstep.watch.run_follower import RunFollower
 from tests.run_folders import append, event, start, timed, write_run
@@ -29,7 +29,7 @@ def test_the_screen_has_progress_metrics_bars_and_findings(tmp_path: Path) -> No
         event("incident", 20, text="[red]no"),
     ]
     text = shown(RunFollower(write_run(tmp_path, events, {0: waits, 1: slow}), 0))
-    for part in ("50%", "loss", "0.2", "rank 1 is slow", "[red]no", "3 s to go", *PHASES.values()):
+    for part in ("50%", "loss", "0.2", "rank 1 is slow", "[red]no", "3 s to go", *PHASE_LABELS.values()):
         assert part in text
     bars = [line for line in text.splitlines() if line.startswith("rank ") and "█" in line]
     assert [bar.count("░") for bar in bars] == [23, 4]  # of 48 characters: 130 and 20 of 270 ms

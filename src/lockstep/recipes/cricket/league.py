@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lockstep.recipes.cricket.careers import Balls, InningsCareers, MatchCells, Table, careers_before, fit_table
 from lockstep.recipes.cricket.innings_state import NUM_NUMBERS, InningsState, describe_innings
-from lockstep.recipes.cricket.match import NUM_OUTCOMES, Delivery, Innings, Match, Rule, split_matches
+from lockstep.recipes.cricket.match import NUM_OUTCOMES, Delivery, Innings, Match, SplitRule, split_matches
 
 ROLES = ("batter", "non_striker", "bowler")
 NUM_INPUTS = NUM_NUMBERS + NUM_OUTCOMES  # of a ball: the state, and the innings so far
@@ -93,7 +93,7 @@ class _Described(NamedTuple):
     states: list[InningsState]  # of each innings
 
 
-def make_league(matches: Sequence[Match], rule: Rule, share: float, evaluate_on: str) -> League:
+def make_league(matches: Sequence[Match], rule: SplitRule, share: float, evaluate_on: str) -> League:
     """Prepare matches, which are sorted by date. For validation, drop the test matches and hold out others instead."""
     split = split_matches(matches, rule, share, "test")
     if evaluate_on == "validation":

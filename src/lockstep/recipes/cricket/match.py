@@ -60,7 +60,7 @@ class Match(NamedTuple):
     innings: tuple[Innings, ...]
 
 
-Rule = Literal["match", "date"]
+SplitRule = Literal["match", "date"]
 
 _HASH_BUCKETS = 10_000
 
@@ -72,7 +72,7 @@ class MatchSplit(NamedTuple):
     test: list[Match]
 
 
-def split_matches(matches: Sequence[Match], rule: Rule, share: float, purpose: str) -> MatchSplit:
+def split_matches(matches: Sequence[Match], rule: SplitRule, share: float, purpose: str) -> MatchSplit:
     """Hold out about this share: by a hash of the match's name, or the latest by date.
 
     `purpose` keys the hash, so that splits for different purposes are independent.

@@ -22,7 +22,7 @@ from lockstep.train.recipe import Splits
 from lockstep.train.run import Run
 
 
-class Cricket:
+class CricketRecipe:
     """Predicts the outcome of the next ball. A sample is an innings; losses and metrics count balls."""
 
     config_class = CricketConfig
@@ -127,4 +127,4 @@ class Cricket:
         return base.expand(len(outcomes), NUM_OUTCOMES)
 
 
-recipe = Cricket
+recipe = CricketRecipe

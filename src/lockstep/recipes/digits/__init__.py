@@ -3,17 +3,17 @@
 This file has the recipe's config, without torch; `recipe.py` has the recipe.
 """
 
-from lockstep.config.field_types import Count, Frozen, Whole
+from lockstep.config.field_types import Frozen, PositiveInt, Whole
 from lockstep.config.train_schema import Config
 
 
 class DigitsModel(Frozen):
-    width: Count = 32  # channels of the first layer
+    width: PositiveInt = 32  # channels of the first layer
 
 
 class DigitsData(Frozen):
     path: str | None = None  # a folder in MNIST's or CIFAR's format; scikit-learn's digits if omitted
-    test_every: Count = 5  # of the digits, image i is a test image when i % test_every == 0
+    test_every: PositiveInt = 5  # of the digits, image i is a test image when i % test_every == 0
     show: Whole = 0  # test images to show after training, with the guesses
 
 

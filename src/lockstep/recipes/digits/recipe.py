@@ -27,7 +27,7 @@ class ConvNet(nn.Sequential):
         return scores
 
 
-class Digits:
+class DigitsRecipe:
     """A convolutional classifier, sized by the images. One instance per run, which loads the images once."""
 
     config_class = DigitsConfig
@@ -75,7 +75,7 @@ class Digits:
         log_guesses(run, model, self.images, config.data.show)
 
 
-recipe = Digits
+recipe = DigitsRecipe
 
 
 def _conv_block(inputs: int, outputs: int) -> list[nn.Module]:

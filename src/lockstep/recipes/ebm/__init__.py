@@ -8,13 +8,13 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from lockstep.config.field_types import Count, Flag, Frozen, NonNegative, Positive, Whole
+from lockstep.config.field_types import Flag, Frozen, NonNegative, Positive, PositiveInt, Whole
 from lockstep.config.train_schema import Config
 
 
 class EbmModel(Frozen):
-    width: Count = 16  # channels of the first layer
-    depth: Count = 1  # residual blocks at each size
+    width: PositiveInt = 16  # channels of the first layer
+    depth: PositiveInt = 1  # residual blocks at each size
 
 
 class EbmData(Frozen):
@@ -22,7 +22,7 @@ class EbmData(Frozen):
     out_path: str | None = None  # a folder of out-of-distribution images; generated ones if omitted
     padding: Whole = 0  # training images are shifted by up to this many pixels
     flip: Flag = False  # and half of them are mirrored
-    test_every: Count = 5  # of the digits, image i is a test image when i % test_every == 0
+    test_every: PositiveInt = 5  # of the digits, image i is a test image when i % test_every == 0
 
 
 class WeightsConfig(Frozen):
@@ -38,7 +38,7 @@ class InsideConfig(Frozen):
 
     radius: Positive = 0.5
     rate: Positive = 0.15
-    steps: Count = 5
+    steps: PositiveInt = 5
 
 
 class OutsideConfig(Frozen):
@@ -53,14 +53,14 @@ class AttackConfig(Frozen):
 
     inside: InsideConfig = InsideConfig()
     outside: OutsideConfig = OutsideConfig()
-    evaluation_steps: Count = 20  # of both attacks, fixed so that evaluations are comparable
+    evaluation_steps: PositiveInt = 20  # of both attacks, fixed so that evaluations are comparable
 
 
 class CurriculumConfig(Frozen):
     """How many steps the attack on outsiders takes during training."""
 
-    first: Count = 1
-    last: Count = Field(default=10, validate_default=True)
+    first: PositiveInt = 1
+    last: PositiveInt = Field(default=10, validate_default=True)
     auroc: Annotated[float, Field(ge=0, le=1, strict=True)] = 0.9  # add a step after each evaluation that reaches this
 
     @field_validator("last")
@@ -79,7 +79,7 @@ class PicturesConfig(Frozen):
 
     radius: Positive = 4.0
     rate: Positive = 0.1
-    steps: Count = 60
+    steps: PositiveInt = 60
 
 
 class EbmConfig(Config):

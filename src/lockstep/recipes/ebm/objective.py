@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lockstep.train.trainer import Trainer
 
 
-Terms = dict[str, tuple[Tensor, int]]
+TermSums = dict[str, tuple[Tensor, int]]
 
 
 class LossWeights(NamedTuple):
@@ -35,7 +35,7 @@ class LossWeights(NamedTuple):
     r1: float
 
 
-PLAIN = LossWeights(0, 0, 0)
+PLAIN_WEIGHTS = LossWeights(0, 0, 0)
 
 
 class Attacks(NamedTuple):
@@ -45,7 +45,9 @@ class Attacks(NamedTuple):
     outside: GradientAscent
 
 
-def loss_terms(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor], weights: LossWeights, attacks: Attacks) -> Terms:
+def loss_terms(
+    model: nn.Module, batch: tuple[Tensor, Tensor, Tensor], weights: LossWeights, attacks: Attacks
+) -> TermSums:
     """Return each loss term as a sum over the batch's images, with their number."""
     images, labels, outsiders = batch
     images = images.detach().requires_grad_(weights.r1 > 0)

@@ -18,12 +18,12 @@ from lockstep.recipes.ebm.attack import GradientAscent, before_and_after, imagin
 from lockstep.recipes.ebm.energy_network import Classifier
 from lockstep.recipes.ebm.loaders import EvaluationImages, open_sources, pairs
 from lockstep.recipes.ebm.objective import (
-    PLAIN,
+    PLAIN_WEIGHTS,
     Attacks,
     Curriculum,
     EvaluationAttacks,
     LossWeights,
-    Terms,
+    TermSums,
     loss_terms,
     robustness_metrics,
 )
@@ -33,13 +33,13 @@ from lockstep.train.run import Run
 from lockstep.world.keyed_random import keyed_generator
 
 
-class Ebm:
+class EbmRecipe:
     """A joint energy-based model. One instance per run: it holds the images and the state of the curriculum."""
 
     config_class = EbmConfig
 
     def __init__(self, config: EbmConfig) -> None:
-        self._weights = LossWeights(**dict(config.weights)) if config.mode == "joint" else PLAIN
+        self._weights = LossWeights(**dict(config.weights)) if config.mode == "joint" else PLAIN_WEIGHTS
         is_sharded = config.parallel == "fsdp" or isinstance(config.parallel, MeshConfig)
         if self._weights.r1 and is_sharded:
             raise UserError(
@@ -61,7 +61,7 @@ class Ebm:
             EvaluationImages(self._sources),
         )
 
-    def loss(self, model: nn.Module, batch: Any) -> Terms:
+    def loss(self, model: nn.Module, batch: Any) -> TermSums:
         return loss_terms(
             model, batch, self._weights, Attacks(GradientAscent(**dict(self._attack.inside)), self._disguise)
         )
@@ -92,7 +92,7 @@ class Ebm:
         return _ascent(self._attack.outside, self._curriculum.steps)
 
 
-recipe = Ebm
+recipe = EbmRecipe
 
 
 def _ascent(ball: InsideConfig | OutsideConfig, steps: int) -> GradientAscent:

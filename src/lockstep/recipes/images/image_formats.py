@@ -20,7 +20,7 @@ from torch import Tensor
 from lockstep.errors import UserError
 from lockstep.recipes.images.image_splits import Images, ImageSplits, format_shape
 
-MAX_BYTES = 2**30  # of a training or test set: every process holds both in memory
+MAX_IMAGE_SET_BYTES = 2**30  # of a training or test set: every process holds both in memory
 
 _UNSIGNED_BYTES = 8  # IDX's code for this type of number
 _IMAGE_DIMS, _LABEL_DIMS = 3, 1
@@ -97,8 +97,8 @@ def _parse_header(file: Path, header: bytes, dims: int) -> tuple[int, ...]:
     shown = " × ".join(f"{size:,}" for size in sizes)
     if 0 in sizes:
         raise UserError(f"{file}: its header announces {shown} bytes: there is nothing to read")
-    if prod(sizes) > MAX_BYTES:
-        raise UserError(f"{file}: its header announces {shown} bytes: more than the {MAX_BYTES:,} allowed")
+    if prod(sizes) > MAX_IMAGE_SET_BYTES:
+        raise UserError(f"{file}: its header announces {shown} bytes: more than the {MAX_IMAGE_SET_BYTES:,} allowed")
     return sizes
 
 
@@ -153,7 +153,7 @@ def load_cifar(folder: Path, layout: Layout) -> ImageSplits:
 
 
 def _read_cifar(files: Sequence[Path], layout: Layout) -> Images:
-    left = MAX_BYTES
+    left = MAX_IMAGE_SET_BYTES
     parts = []
     for file in files:
         data = read_bounded_file(file, max_bytes=left)
@@ -213,7 +213,7 @@ def open_bounded(file: Path) -> Iterator[BinaryIO]:
         raise UserError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
-def read_bounded_file(file: Path, max_bytes: int = MAX_BYTES) -> bytes:
+def read_bounded_file(file: Path, max_bytes: int = MAX_IMAGE_SET_BYTES) -> bytes:
     """Read the whole file; more than `max_bytes` is an error."""
     with open_bounded(file) as stream:
         data = stream.read(max_bytes + 1)

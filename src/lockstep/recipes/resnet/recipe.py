@@ -21,7 +21,7 @@ _TOP = 5  # guesses that count for top5
 _MIN_STD = 1e-3  # used for a constant channel
 
 
-class Resnet:
+class ResnetRecipe:
     """An image classifier; the config chooses the variant."""
 
     config_class = ResnetConfig
@@ -63,7 +63,7 @@ class Resnet:
         log_guesses(run, model, self.images, config.data.show)
 
 
-recipe = Resnet
+recipe = ResnetRecipe
 
 
 def _mean_and_std(pixels: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,16 +5,16 @@ This file has the recipe's config, without torch; `recipe.py` has the recipe.
 
 from typing import Literal
 
-from lockstep.config.field_types import Count, Frozen, NonNegative, Whole
+from lockstep.config.field_types import Frozen, NonNegative, PositiveInt, Whole
 from lockstep.config.train_schema import Config
 
 LikelihoodKind = Literal["bernoulli", "gaussian"]
 
 
 class VaeModel(Frozen):
-    image: tuple[Count, Count, Count] | None = None  # channels, height, width; those of the data if omitted
-    latent: Count = 16  # numbers that an image is compressed into
-    width: Count = 32  # channels of the first layer
+    image: tuple[PositiveInt, PositiveInt, PositiveInt] | None = None  # channels, height, width; default: the data's
+    latent: PositiveInt = 16  # numbers that an image is compressed into
+    width: PositiveInt = 32  # channels of the first layer
     likelihood: LikelihoodKind = "bernoulli"  # bernoulli for ink on paper, gaussian for any values
     beta: NonNegative = 1.0  # weight of the KL term; above 1, simpler codes and coarser images
     beta_warmup: Whole = 0  # steps over which beta rises from near 0
@@ -22,7 +22,7 @@ class VaeModel(Frozen):
 
 class VaeData(Frozen):
     path: str | None = None  # a folder in CIFAR's or MNIST's format; scikit-learn's digits if omitted
-    test_every: Count = 5  # of the digits, image i is a test image when i % test_every == 0
+    test_every: PositiveInt = 5  # of the digits, image i is a test image when i % test_every == 0
     drawn: Whole = 1000  # images to generate after training and compare with real ones; 0: none
 
 

@@ -56,7 +56,7 @@ class BetaWarmup(Callback):
 _MIN_SIDE, _MAX_SIDE = 8, 64  # of an image, in pixels
 
 
-class Vae:
+class VaeRecipe:
     """A variational autoencoder; its loss is the negative ELBO in nats per image, with the KL term weighted by beta."""
 
     config_class = VaeConfig
@@ -123,7 +123,7 @@ class Vae:
             run.log_text("likeness to training images", _table(found))
 
 
-recipe = Vae
+recipe = VaeRecipe
 
 
 def _table(comparison: Comparison) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
-from lockstep.config.field_types import Count, Flag, Frozen, NonNegative, Positive
+from lockstep.config.field_types import Flag, Frozen, NonNegative, Positive, PositiveInt
 from lockstep.config.search_schema import SearchConfig
 
 _MIN_PANELS = 16
@@ -31,7 +31,7 @@ class WingWeights(Frozen):
 class WingModel(Frozen):
     objectives: Literal["single", "pareto"] = "single"  # pareto: downforce, drag and deflection
     speed: Positive = 60.0  # m/s
-    panels: Annotated[Count, AfterValidator(_is_even_and_bounded)] = 40  # per element
+    panels: Annotated[PositiveInt, AfterValidator(_is_even_and_bounded)] = 40  # per element
     weights: WingWeights = WingWeights()
     pictures: Flag = True  # draw them at the end, with matplotlib
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from lockstep.recipes.wing.geometry import WingShape
 
 
-class Rule(NamedTuple):
+class WingRule(NamedTuple):
     """A range for a dimension in metres."""
 
     name: str
@@ -24,13 +24,13 @@ class Rule(NamedTuple):
     tolerance: float  # exceeding a limit by less still keeps the rule
 
 
-RULES = (
-    Rule("span", 0.0, 1.95, 0.010),
-    Rule("length", 0.0, 0.50, 0.010),  # of the section, along the car
-    Rule("lowest point", 0.05, float("inf"), 0.002),  # above the ground
-    Rule("highest point", 0.0, 0.30, 0.010),  # endplates included
-    Rule("slot", 0.005, 0.015, 0.001),  # at its narrowest
-    Rule("endplate length", 0.0, 0.55, 0.010),
+WING_RULES = (
+    WingRule("span", 0.0, 1.95, 0.010),
+    WingRule("length", 0.0, 0.50, 0.010),  # of the section, along the car
+    WingRule("lowest point", 0.05, float("inf"), 0.002),  # above the ground
+    WingRule("highest point", 0.0, 0.30, 0.010),  # endplates included
+    WingRule("slot", 0.005, 0.015, 0.001),  # at its narrowest
+    WingRule("endplate length", 0.0, 0.55, 0.010),
 )
 
 
@@ -49,7 +49,7 @@ def violations(shape: WingShape, values: Mapping[str, Tensor]) -> Tensor:
         ],
         dim=1,
     )
-    low, high, tolerance = (measured.new_tensor([rule[part] for rule in RULES]) for part in (1, 2, 3))
+    low, high, tolerance = (measured.new_tensor([rule[part] for rule in WING_RULES]) for part in (1, 2, 3))
     return smooth((torch.relu(measured - high) + torch.relu(low - measured)) / tolerance)
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # scripts need no pydantic
 
 Factor = Callable[[int], float]
 """Returns, for the number of updates completed before this one, what every group's base rate is multiplied by."""
-Span = Duration | str | int
+DurationLike = Duration | str | int
 """`"500 steps"`, `"2 epochs"`, `"1e6 samples"`, or a number of steps."""
 
 NONE = Duration.parse(0)
@@ -72,7 +72,7 @@ class Schedule:
             raise UserError(f"schedule: factor={self.factor}: expected a number greater than 0 and of at most 1")
 
     @classmethod
-    def constant(cls, *, warmup: Span = NONE) -> Self:
+    def constant(cls, *, warmup: DurationLike = NONE) -> Self:
         """Warm up, then keep the learning rate.
 
         `warmup`: how long the warm-up lasts; 0 by default.
@@ -80,7 +80,7 @@ class Schedule:
         return cls(kind="constant", warmup=_read("warmup", warmup))
 
     @classmethod
-    def linear(cls, *, warmup: Span = NONE, length: Span | None = None, final: float = 0.0) -> Self:
+    def linear(cls, *, warmup: DurationLike = NONE, length: DurationLike | None = None, final: float = 0.0) -> Self:
         """Warm up, then decay linearly.
 
         Args:
@@ -91,7 +91,7 @@ class Schedule:
         return cls(kind="linear", warmup=_read("warmup", warmup), length=_read_optional("length", length), final=final)
 
     @classmethod
-    def cosine(cls, *, warmup: Span = NONE, length: Span | None = None, final: float = 0.0) -> Self:
+    def cosine(cls, *, warmup: DurationLike = NONE, length: DurationLike | None = None, final: float = 0.0) -> Self:
         """Warm up, then decay along half a cosine.
 
         Args:
@@ -102,7 +102,7 @@ class Schedule:
         return cls(kind="cosine", warmup=_read("warmup", warmup), length=_read_optional("length", length), final=final)
 
     @classmethod
-    def step(cls, *, every: Span, factor: float = 0.1, warmup: Span = NONE) -> Self:
+    def step(cls, *, every: DurationLike, factor: float = 0.1, warmup: DurationLike = NONE) -> Self:
         """Warm up, then lower the learning rate at regular intervals.
 
         Args:
@@ -204,12 +204,12 @@ def _end(schedule: Schedule, warmup: int, run: RunLength) -> int:
     return end
 
 
-def _read(name: str, value: Span) -> Duration:
+def _read(name: str, value: DurationLike) -> Duration:
     try:
         return Duration.parse(value)
     except ValueError as error:
         raise UserError(f"schedule: {name}: {error}") from None
 
 
-def _read_optional(name: str, value: Span | None) -> Duration | None:
+def _read_optional(name: str, value: DurationLike | None) -> Duration | None:
     return None if value is None else _read(name, value)

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, NoReturn, Protocol
 
 from lockstep.checkpoint.async_saver import SaveContent, SaveOutcome, Saver
-from lockstep.checkpoint.checkpoint_contents import LOADER, parts_changed_only_by_updates
+from lockstep.checkpoint.checkpoint_contents import LOADER_PART, parts_changed_only_by_updates
 from lockstep.checkpoint.ledger import append_to_ledger, ledger_line
 from lockstep.checkpoint.manifest import CheckpointError, Manifest
 from lockstep.data.lanes import GlobalBatch
@@ -133,7 +133,7 @@ class Checkpointer:
             return None
         self._check_drift(found, is_exact=is_exact)
         values = dict(found.values)
-        loader.load_state_dict(values.pop(LOADER))
+        loader.load_state_dict(values.pop(LOADER_PART))
         self._state.load(values, keep_settings=self._resume == "force")
         if found.is_snapshot:
             self._consumed.restore(found.facts["ledger"]["spans"])
@@ -301,7 +301,7 @@ class Checkpointer:
 
     def _content(self, facts: Mapping[str, Any], spans: list[dict[str, Any]], *, is_best: bool = False) -> SaveContent:
         position = {} if self._cursor is None else self._cursor.position()
-        values = {**self._state.values(), LOADER: position}
+        values = {**self._state.values(), LOADER_PART: position}
         ledger = {
             "parent": self._parent,
             "attempt": self._log.events.attempt,

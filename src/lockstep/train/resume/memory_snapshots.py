@@ -153,7 +153,7 @@ class MemorySnapshots:
             self._folder = None
 
     def _claim(self, run_folder: Path) -> MemoryFolder | None:
-        memory, makes_new = environment.memory_folder(), environment.may_be_restarted()
+        memory, makes_new = environment.shared_memory_root(), environment.may_be_restarted()
         if memory is None:
             if makes_new:
                 logger.info("this system has no shared-memory folder: no snapshots, only checkpoints on the disk")

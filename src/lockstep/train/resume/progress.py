@@ -8,10 +8,11 @@ from typing import Any, Self
 from lockstep.config.duration import RunLength
 from lockstep.data.iterable_loader import IterableLaneLoader, merge_states
 from lockstep.data.lane_loader import LaneLoader
-from lockstep.data.lane_streams import State
 from lockstep.data.lanes import GlobalBatch
 from lockstep.data.loader_factory import Loader
 from lockstep.world.object_collectives import all_gather_object
+
+_LoaderState = dict[str, Any]  # what a loader's `state_dict` returns: where it continues
 
 
 @dataclass
@@ -87,9 +88,9 @@ class BatchCursor:
             )
         else:
             self._batches = loader.batches(progress.batches, progress.last_batch(len(loader)))
-        self._current_position: State | None = None  # before the current step's batch, until it is consumed
-        self._peeked: tuple[State, GlobalBatch | None] | None = None  # the batch after that one, and its position
-        self._last_position: State | None = None  # once it is closed
+        self._current_position: _LoaderState | None = None  # before the current step's batch, until it is consumed
+        self._peeked: tuple[_LoaderState, GlobalBatch | None] | None = None  # the next batch, and its position
+        self._last_position: _LoaderState | None = None  # once it is closed
 
     def next(self) -> GlobalBatch | None:
         """Return the next batch; None if there is none."""
@@ -109,7 +110,7 @@ class BatchCursor:
         """Record that a step has used the current batch."""
         self._current_position = None
 
-    def position(self) -> State:
+    def position(self) -> _LoaderState:
         """Return where the loader continues after the batches consumed so far. All ranks must call it together."""
         own = self._own_position()
         return merge_states(all_gather_object(own)) if own else {}
@@ -120,7 +121,7 @@ class BatchCursor:
         if isinstance(self._batches, Generator):
             self._batches.close()
 
-    def _own_position(self) -> State:
+    def _own_position(self) -> _LoaderState:
         if self._last_position is not None:
             return self._last_position
         if self._current_position is not None:
@@ -129,7 +130,7 @@ class BatchCursor:
             return self._peeked[0]
         return self._loader.state_dict()
 
-    def _fetch(self) -> tuple[State, GlobalBatch | None]:
+    def _fetch(self) -> tuple[_LoaderState, GlobalBatch | None]:
         position = self._loader.state_dict()
         return position, next(self._batches, None)
 
@@ -166,12 +167,9 @@ def steps_per_epoch(loader: Loader) -> int | None:
         return None
 
 
-def run_length(loader: Loader, total_steps: int | None = None) -> RunLength:
+def length_of_run(loader: Loader, total_steps: int | None = None) -> RunLength:
     """Return the lengths that durations such as `"2 epochs"` are converted with."""
     return RunLength(steps_per_epoch(loader), loader.global_batch, total_steps)
-
-
-PositionRange = list[int]  # [epoch, first, past the last]: positions in the epoch's order, or batches of a stream
 
 
 class ConsumedSamples:
@@ -222,7 +220,8 @@ class ConsumedSamples:
             self._covered = []
 
 
-def _extend(ranges: list[PositionRange], epoch: int, positions: range) -> None:
+def _extend(ranges: list[list[int]], epoch: int, positions: range) -> None:
+    """Add positions to ranges that the ledger reads as `PositionRange`, in their JSON form: [epoch, start, stop]."""
     if ranges and ranges[-1][0] == epoch and ranges[-1][2] == positions.start:
         ranges[-1][2] = positions.stop
     else:

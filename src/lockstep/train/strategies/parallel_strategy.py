@@ -21,7 +21,7 @@ from lockstep.engine.one_lane_engine import OneLaneEngine
 from lockstep.engine.tree_engine import TreeEngine
 from lockstep.engine.zero_sharding import ZeroSharding
 from lockstep.errors import UserError
-from lockstep.train.resume.progress import run_length
+from lockstep.train.resume.progress import length_of_run
 from lockstep.train.step_options import StepOptions
 from lockstep.world.collectives import broadcast
 from lockstep.world.world import World
@@ -98,7 +98,7 @@ class ParallelStrategy:
             return OneLaneEngine(self.world, models)
         if self.options.determinism == "fast" or not loader.exact:
             if self._compressor is not None:
-                self._compressor.open(run_length(loader))
+                self._compressor.open(length_of_run(loader))
             return FastEngine(
                 self.world,
                 loader.lanes,

@@ -10,7 +10,7 @@ from lockstep.recipes.cricket.cricket_network import CricketEnsemble, CricketNet
 from lockstep.recipes.cricket.graphs import InningsGraphs, collate_graphs, innings_graph, recent_pairs
 from lockstep.recipes.cricket.league import make_league
 from lockstep.recipes.cricket.match import NUM_OUTCOMES
-from lockstep.recipes.cricket.recipe import Cricket
+from lockstep.recipes.cricket.recipe import CricketRecipe
 from lockstep.recipes.cricket.synthetic import synthetic_matches
 from lockstep.recipes.registry import load_recipe
 from lockstep.train.optim.optimizer_factory import build_optimizer
@@ -100,7 +100,7 @@ def test_batter_bowler_partner_career_and_setting_all_count() -> None:
 
 
 def test_it_begins_as_the_table_model() -> None:
-    recipe = Cricket(config("data.matches=8"))
+    recipe = CricketRecipe(config("data.matches=8"))
     net = recipe.model(recipe._config)
     batch = collate_graphs([innings_graph(record, 8) for record in recipe.league.test])
     table = torch.from_numpy(recipe.league.table.probabilities).log().float()
@@ -124,7 +124,7 @@ def config(*overrides: str) -> CricketConfig:
 
 
 def test_losses_are_sums_over_balls_whatever_the_innings_lengths() -> None:
-    recipe = Cricket(config("data.matches=8"))
+    recipe = CricketRecipe(config("data.matches=8"))
     net = network()
     graphs = [innings_graph(record, MEMORY) for record in LEAGUE.test]
     assert len({each["ball"].num_nodes for each in graphs}) > 1
@@ -137,7 +137,7 @@ def test_losses_are_sums_over_balls_whatever_the_innings_lengths() -> None:
 
 
 def test_ensemble_members_learn_separately_and_are_averaged() -> None:
-    recipe = Cricket(config("data.matches=8", "model.members=2"))
+    recipe = CricketRecipe(config("data.matches=8", "model.members=2"))
     one, two = network(), network()
     with torch.no_grad():
         two.output.weight.neg_()
@@ -155,15 +155,15 @@ def test_ensemble_members_learn_separately_and_are_averaged() -> None:
 
 
 def test_class_weights_weigh_rare_outcomes_more_and_keep_the_mean() -> None:
-    base = torch.tensor(Cricket(config("data.matches=8")).league.table.base)
+    base = torch.tensor(CricketRecipe(config("data.matches=8")).league.table.base)
     for kind, power in (("none", 0.0), ("sqrt", 0.5), ("balanced", 1.0)):
-        weights = Cricket(config("data.matches=8", f"model.class_weights={kind}")).class_weights.double()
+        weights = CricketRecipe(config("data.matches=8", f"model.class_weights={kind}")).class_weights.double()
         assert float(weights @ base) == pytest.approx(1, rel=1e-5)
         torch.testing.assert_close(weights / weights[0], (base[0] / base) ** power, rtol=1e-4, atol=1e-4)
 
 
 def test_norms_and_biases_do_not_decay() -> None:
-    recipe = Cricket(config("data.matches=8"))
+    recipe = CricketRecipe(config("data.matches=8"))
     model = recipe.model(recipe._config)
     optimizer = build_optimizer(model, recipe._config.optim, 16)
     names = {parameter: name for name, parameter in model.named_parameters()}

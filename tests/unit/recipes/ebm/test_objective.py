@@ -15,12 +15,12 @@ from lockstep.recipes.ebm.attack import GradientAscent
 from lockstep.recipes.ebm.energy_network import Classifier
 from lockstep.recipes.ebm.objective import (
     CRITERION,
-    PLAIN,
+    PLAIN_WEIGHTS,
     Attacks,
     Curriculum,
     EvaluationAttacks,
     LossWeights,
-    Terms,
+    TermSums,
     loss_terms,
     robustness_metrics,
 )
@@ -40,14 +40,14 @@ def some_batch(count: int = 4) -> tuple[Tensor, Tensor, Tensor]:
     return images, torch.arange(count) % 3, outsiders
 
 
-def total(terms: Terms) -> Tensor:
+def total(terms: TermSums) -> Tensor:
     return torch.stack([value for value, _ in terms.values()]).sum()
 
 
 def test_plain_is_cross_entropy_and_draws_nothing() -> None:
     model, batch = linear(), some_batch()
     before = torch.get_rng_state()
-    terms = loss_terms(model, batch, PLAIN, ATTACKS)
+    terms = loss_terms(model, batch, PLAIN_WEIGHTS, ATTACKS)
     assert list(terms) == ["cross_entropy"]
     assert terms["cross_entropy"][1] == 4
     torch.testing.assert_close(terms["cross_entropy"][0], F.cross_entropy(model(batch[0]), batch[1], reduction="sum"))
@@ -57,7 +57,8 @@ def test_plain_is_cross_entropy_and_draws_nothing() -> None:
 def test_an_attack_adds_the_loss_at_worse_images() -> None:
     model, batch = linear(), some_batch()
     plain, attacked = (
-        loss_terms(model, batch, weights, ATTACKS)["cross_entropy"][0] for weights in (PLAIN, LossWeights(0.5, 0, 0))
+        loss_terms(model, batch, weights, ATTACKS)["cross_entropy"][0]
+        for weights in (PLAIN_WEIGHTS, LossWeights(0.5, 0, 0))
     )
     assert attacked > 1.5 * plain
 

@@ -236,12 +236,12 @@ def test_a_zip_bomb_is_unpacked_no_further_than_its_header_announces(
 
 
 def test_no_more_is_read_than_the_limit_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert image_formats.MAX_BYTES == 2**30
+    assert image_formats.MAX_IMAGE_SET_BYTES == 2**30
     folder = write_cifar(tmp_path / "cifar")
-    monkeypatch.setattr(image_formats, "MAX_BYTES", 30 * RECORD)
+    monkeypatch.setattr(image_formats, "MAX_IMAGE_SET_BYTES", 30 * RECORD)
     with pytest.raises(UserError, match=r"data_batch_2.bin: more than the 30,730 bytes allowed"):
         load_images(str(folder))
-    monkeypatch.setattr(image_formats, "MAX_BYTES", 5000)
+    monkeypatch.setattr(image_formats, "MAX_IMAGE_SET_BYTES", 5000)
     with pytest.raises(UserError, match=r"train-images-idx3-ubyte: .* announces 40 × 12 × 12 .* more than the 5,000"):
         load_images(str(write_idx(tmp_path / "idx")))
 

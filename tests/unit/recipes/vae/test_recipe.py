@@ -9,16 +9,16 @@ import torch
 from lockstep.errors import ConfigError, UserError
 from lockstep.recipes.registry import load_recipe
 from lockstep.recipes.vae import VaeConfig
-from lockstep.recipes.vae.recipe import Vae
+from lockstep.recipes.vae.recipe import VaeRecipe
 
 
-def made(*overrides: str) -> tuple[Vae, VaeConfig]:
+def made(*overrides: str) -> tuple[VaeRecipe, VaeConfig]:
     _, config = load_recipe("vae", ["model.width=4", *overrides])
     assert isinstance(config, VaeConfig)
-    return Vae(config), config
+    return VaeRecipe(config), config
 
 
-def batch_of(recipe: Vae, config: VaeConfig, count: int) -> list[torch.Tensor]:
+def batch_of(recipe: VaeRecipe, config: VaeConfig, count: int) -> list[torch.Tensor]:
     return [recipe.data(config).test[:count][0]]  # type: ignore[index]
 
 

@@ -6,10 +6,20 @@ import pytest
 import torch
 
 from lockstep.recipes.wing.fitness import Assessor
-from lockstep.recipes.wing.wing_limits import CARBONS, PLATE_M, PLY_M, PYLON_M, RULES, Strain, is_kept, smooth, strain
+from lockstep.recipes.wing.wing_limits import (
+    CARBONS,
+    PLATE_M,
+    PLY_M,
+    PYLON_M,
+    WING_RULES,
+    Strain,
+    is_kept,
+    smooth,
+    strain,
+)
 from tests.unit.recipes.wing.wings import column, design
 
-NAMES = [rule.name for rule in RULES]
+NAMES = [rule.name for rule in WING_RULES]
 
 
 @pytest.mark.parametrize(

@@ -239,7 +239,7 @@ class Unsavable:
 def test_what_cannot_be_kept_is_reported_before_the_first_step(tmp_path: Path) -> None:
     script = Script(tmp_path / "run")
     script.run.register_state("queue", Unsavable())
-    with pytest.raises(UserError, match=r"register_state\('queue', …\): state_dict\(\)\['queue'\] is a object"):
+    with pytest.raises(UserError, match=r"register_state\('queue', …\): state_dict\(\)\['queue'\] has the type object"):
         script.train(2)
     assert not script.made
     assert not (tmp_path / "run").exists()

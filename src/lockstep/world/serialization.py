@@ -88,7 +88,7 @@ def _split(value: Any, place: str, path: tuple[str, ...], tensors: dict[str, Any
             return {key: inner(element, key) for key, element in value.items()}
         return {_PAIRS: [[inner(key, "key"), inner(element, key)] for key, element in value.items()]}
     raise UserError(
-        f"{place} is a {type(value).__name__}: only None, booleans, numbers, strings, bytes, lists, tuples, "
+        f"{place} has the type {type(value).__name__}: only None, booleans, numbers, strings, bytes, lists, tuples, "
         "dictionaries, dense tensors and numpy arrays can be sent or saved"
     )
 

@@ -82,7 +82,7 @@ def test_shards_are_kept_apart() -> None:
     ],
 )
 def test_unsupported_values_are_named_with_their_place(value: Any, kind: str) -> None:
-    with pytest.raises(UserError, match=rf"optimizer\['state'\]\[0\] is a {kind}: only"):
+    with pytest.raises(UserError, match=rf"optimizer\['state'\]\[0\] has the type {kind}: only"):
         split_values({"state": [value]}, "optimizer")
 
 

@@ -25,11 +25,11 @@ def supervised(run: Callable[[], None], page: heartbeat.HeartbeatPage) -> Callab
     """The same steps, with the heartbeat that a supervised worker writes."""
 
     def with_heartbeat() -> None:
-        heartbeat._page = page
+        heartbeat._of_this_process._page = page
         hook = register_optimizer_step_post_hook(lambda *_: heartbeat.count_optimizer_step())
         run()
         hook.remove()
-        heartbeat._page = None
+        heartbeat._of_this_process._page = None
 
     return with_heartbeat
 

@@ -67,7 +67,6 @@ def train(world: lockstep.World, args: argparse.Namespace) -> None:
 
     trainer = lockstep.Trainer(model, optimizer, loss, accuracy, run=run)
     trainer.train(train_loader, test_loader, epochs=args.epochs)
-    run.finish()
 
 
 def spawned_by_torch(rank: int, args: argparse.Namespace) -> None:

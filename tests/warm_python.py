@@ -2,11 +2,12 @@
 
 Importing torch takes longer than most commands under test. `WarmPython.start` forks a process that then behaves like
 `python ARGS` in the folder and the environment given, with its own standard streams, and exits as Python does. If it
-becomes an agent, its fork server is a fork of it too.
+becomes an agent, its fork server is a fork of it too; so are the lockstep commands that it runs as trials.
 
 The server is this file run as a program, one for each pytest process; it ends when that process does.
 """
 
+import atexit
 import builtins
 import gc
 import importlib
@@ -33,11 +34,12 @@ from contextlib import suppress
 from functools import partial
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import IO, Any, TextIO, cast
 
 import numpy
 import torch
 
+from lockstep.command_line import trial_runs
 from lockstep.config import environment
 from lockstep.launcher import fork_server, rank_processes
 
@@ -49,7 +51,9 @@ READ_AT_IMPORT = ("OMP_", "MKL_", "KMP_", "ATEN_", "TORCH_", "CUDA_", "PYTHON", 
 
 _finalizers_of_imports: set[Any] = set()
 
-_start_fork_server = rank_processes.start_fork_server  # which an agent in a warm process has replaced
+# Which a warm process has replaced.
+_start_fork_server = rank_processes.start_fork_server
+_start_command = trial_runs.start_command
 
 
 class WarmProcess:
@@ -258,7 +262,7 @@ def _serve(link: socket.socket) -> dict[str, Any]:
 
 def _become(request: dict[str, Any]) -> None:
     """In the forked process: run as `python ARGS` would."""
-    for stream, number in zip(request["streams"], (1, 2), strict=True):
+    for stream, number in zip(request["streams"], (1, 2), strict=False):  # none: they are in place
         os.dup2(stream, number)
         os.close(stream)
     os.environ.clear()
@@ -293,10 +297,8 @@ def _become(request: dict[str, Any]) -> None:
 
 def _fork_fork_server(connection: int, arguments: Sequence[str]) -> "subprocess.Popen[bytes]":
     """In an agent, in the place of `rank_processes.start_fork_server`: without a new interpreter."""
-    if len(list(Path("/proc/self/task").iterdir())) > 1:  # a thread may hold a lock that nobody in the fork releases
+    if not _can_fork():
         return _start_fork_server(connection, arguments)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()  # or both processes would print what it holds
     threads = environment.threads_per_process()
     return subprocess.Popen(
         ["never executed"],
@@ -306,8 +308,64 @@ def _fork_fork_server(connection: int, arguments: Sequence[str]) -> "subprocess.
     )
 
 
+def _fork_command(
+    command: Sequence[str], variables: Mapping[str, str], output: int | IO[Any] | None, errors: int | IO[Any] | None
+) -> "subprocess.Popen[bytes]":
+    """In a command, in the place of `trial_runs.start_command`: a lockstep command without a new interpreter."""
+    is_lockstep = list(command[:3]) == [sys.executable, "-m", "lockstep"]
+    if not is_lockstep or not has_usual_imports(variables) or not _can_fork():
+        return _start_command(command, variables, output, errors)
+    return subprocess.Popen(
+        ["never executed"],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=errors,
+        restore_signals=False,
+        preexec_fn=partial(_become_command, command[1:], variables),  # which does not return
+    )
+
+
+def _can_fork() -> bool:
+    """Flush what both processes would print, and look whether a thread may hold a lock that no fork would release."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    return len(list(Path("/proc/self/task").iterdir())) == 1
+
+
+def _become_command(args: Sequence[str], variables: Mapping[str, str]) -> None:
+    """In the forked process: drop what a new interpreter would not have, run the command, and exit as Python does."""
+    _drop_what_is_ours(descriptors_kept=())
+    code = 1
+    try:
+        _become({"args": args, "env": dict(variables), "cwd": str(Path.cwd()), "streams": ()})
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1 if end.code else 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(code)
+
+
 def _become_fork_server(connection: int, arguments: Sequence[str], threads: int) -> None:
     """In the forked process: drop what a new interpreter would not have, and serve."""
+    _drop_what_is_ours(descriptors_kept=(connection,))
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    torch.set_num_threads(threads)
+    sys.argv = ["fork_server", str(connection), *arguments]
+    try:
+        fork_server.main()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+def _drop_what_is_ours(descriptors_kept: Sequence[int]) -> None:
+    """In a process that Popen has forked: drop what belongs to the one that called Popen."""
     gc.enable()  # Popen has disabled it
     gc.collect()  # now: what is collected later may close a file that has the number of an earlier one
     gc.freeze()
@@ -319,18 +377,9 @@ def _become_fork_server(connection: int, arguments: Sequence[str], threads: int)
         finalizer.detach()  # the agent's temporary folders are for the agent to remove
     logging.getLogger("lockstep").handlers.clear()
     for fd in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
-        if fd > 2 and fd != connection:
+        if fd > 2 and fd not in descriptors_kept:
             with suppress(OSError):
                 os.close(fd)
-    os.environ["OMP_NUM_THREADS"] = str(threads)
-    torch.set_num_threads(threads)
-    sys.argv = ["fork_server", str(connection), *arguments]
-    try:
-        fork_server.main()
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(1)
 
 
 def _finalizers() -> set[Any]:
@@ -360,4 +409,5 @@ def _import_everything() -> None:
 if __name__ == "__main__":
     _import_everything()
     rank_processes.start_fork_server = _fork_fork_server
+    trial_runs.start_command = _fork_command
     _become(_serve(socket.socket(fileno=int(sys.argv[1]))))

@@ -15,15 +15,19 @@ from lockstep.batch.batch_command import batch
 from lockstep.bench.bench_command import bench
 from lockstep.chaos.chaos_command import chaos
 from lockstep.ckpt import ckpt_command
-from lockstep.command_line.launch_options import takes_launch_options
+from lockstep.command_line.config_arguments import ConfigArgument, SettingArguments, TakesSettings
+from lockstep.command_line.launch_options import describe_misplaced_nproc, takes_launch_options
 from lockstep.config import environment
 from lockstep.doctor.doctor_command import doctor
-from lockstep.errors import EXIT_FAILED, EXIT_STOPPED, LockstepError, print_error
+from lockstep.errors import EXIT_FAILED, LockstepError, Stopped, exit_code_of_signal, print_error
+from lockstep.events.run_folder import RunFolder
 from lockstep.init.init_command import init
 from lockstep.launcher.launch_plan import LaunchPlan, check_target, start_agent
+from lockstep.launcher.stop_outcome import describe_resumable_stop
 from lockstep.launcher.worker_main import run_target, user_traceback
 from lockstep.plan.plan_command import plan as plan_command
 from lockstep.report.report_command import report
+from lockstep.settings.settings_command import settings
 from lockstep.submit import submit_command
 from lockstep.supervision.stop_signals import StopRequested, install_stop_handlers
 from lockstep.verify.verify_command import ConfigOrScript, verify
@@ -56,13 +60,11 @@ def options(version: Annotated[bool, typer.Option("--version", help="Show the ve
         raise typer.Exit
 
 
-@app.command()
+@app.command(cls=TakesSettings, short_help="Train a config or a built-in recipe.")
 @takes_launch_options(max_restarts=3)
 def train(
-    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML file or the name of a built-in recipe.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="key=value", help="Settings by dotted path: optim.lr=1e-3")
-    ] = None,
+    config: ConfigArgument,
+    overrides: SettingArguments = None,
     # --run-dir is for `torchrun -m lockstep train`: torchrun takes --run for an abbreviation of its own --run-path.
     run: Annotated[
         Path | None, typer.Option("--run", "--run-dir", metavar="DIR", help="Run folder; default runs/CONFIG.")
@@ -105,10 +107,18 @@ def train(
     recipe, settings = load_recipe(config, changes)
     check_extras(settings.log)
     resume: Resume = "force" if force else "accept-drift" if accept_drift else "auto"
-    _train_here(recipe, settings, folder, resume, stop_after, quiet, as_json)
+    try:
+        _train_here(recipe, settings, folder, resume, stop_after, quiet, as_json)
+    except StopRequested as stop:  # outside of the steps, after which it would have been saved
+        if RunFolder(folder).has_checkpoint():
+            raise Stopped(describe_resumable_stop(stop.signal, folder)) from None
+        raise
 
 
-@app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
+@app.command(
+    short_help="Launch any script on several processes, supervised.",
+    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},
+)
 @takes_launch_options(max_restarts=0)
 def run(
     script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A Python script, or a module with -m.")],
@@ -124,6 +134,10 @@ def run(
     target = [*(["-m"] if module else []), script, *(arguments or [])]
     if plan is not None:
         raise typer.Exit(start_agent(plan, target))
+    if environment.read_role(nproc_given=False) == "single":
+        notice = describe_misplaced_nproc(target)
+        if notice is not None:
+            print(f"lockstep: {notice}", file=sys.stderr)
     _run_here(target)
 
 
@@ -131,13 +145,14 @@ def run(
 app.command(cls=ConfigOrScript, short_help="Check that one process and N give the same bits.")(verify)
 app.command(short_help="Watch a run, in the terminal or in the browser.")(watch)
 app.command(short_help="Report how a run went, and where its time went.")(report)
-app.command("plan", short_help="Predict the speed-up on more processes.")(plan_command)
-app.command(short_help="Find the largest batch that fits into memory, and the fastest.")(batch)
+app.command("plan", cls=TakesSettings, short_help="Predict the speed-up on more processes.")(plan_command)
+app.command(cls=TakesSettings, short_help="Find the largest batch that fits into memory, and the fastest.")(batch)
+app.command(short_help="List the settings of a config, and what they do.")(settings)
 app.command(short_help="Check this machine, and how its processes communicate.")(doctor)
 app.command(short_help="Time a step against other ways to train.")(bench)
-app.command(short_help="Kill processes while training; check nothing is lost.")(chaos)
+app.command(cls=TakesSettings, short_help="Kill processes while training; check nothing is lost.")(chaos)
 app.command(short_help="Write a training script to start from.")(init)
-app.add_typer(ckpt_command.app)
+app.add_typer(ckpt_command.app, short_help="List, verify, audit, compare and export checkpoints.")
 app.add_typer(submit_command.app, short_help="Write a job for Slurm or Kubernetes.")
 
 
@@ -146,11 +161,11 @@ def main() -> None:
     install_stop_handlers()
     supervised = environment.agent_pid() is not None  # then the agent reports, once for all ranks
     try:
-        app()
+        app(prog_name="lockstep")  # also under `python -m lockstep`
     except StopRequested as stop:
         if not supervised:
             print(f"lockstep: stopped on request ({stop})", file=sys.stderr)
-        sys.exit(EXIT_STOPPED)
+        sys.exit(exit_code_of_signal(stop.signal))
     except Exception as error:
         if supervised:
             raise
@@ -168,7 +183,7 @@ def _run_here(target: list[str]) -> None:
     try:
         run_target(target)
     except KeyboardInterrupt:
-        raise StopRequested("SIGINT") from None
+        raise StopRequested(signal.SIGINT) from None
 
 
 def _train_here(
@@ -181,16 +196,14 @@ def _train_here(
     as_json: bool,
 ) -> None:
     """Train in this process: alone, or as one worker of a launcher."""
-    import torch
-
     from lockstep.events.event_log import Sink
-    from lockstep.events.run_folder import RunFolder
     from lockstep.loggers.logger_factory import open_loggers
     from lockstep.observe.console import console_for
     from lockstep.recipes.registry import run_recipe
     from lockstep.world.process_group import leave_on_exit, setup_distributed
+    from lockstep.world.script_process import choose_threads
 
-    torch.set_num_threads(settings.threads)
+    choose_threads(settings.threads)
     environment.set_nccl_debug(settings.nccl_debug)
     with leave_on_exit():
         world = setup_distributed(backend=settings.ddp_backend, timeout_s=settings.timeout_s, device=settings.device)

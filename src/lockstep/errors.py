@@ -11,7 +11,8 @@ EXIT_USER = 2  # a mistake that the user can correct
 EXIT_FAILED = 3  # training failed
 EXIT_DRIFT = 4  # could not resume without changing the result
 EXIT_HANG = 5  # a hang was diagnosed
-EXIT_STOPPED = 75  # stopped on request
+EXIT_DIFFERENT = 6  # `lockstep verify`: all runs ended, but not with the same result
+EXIT_STOPPED = 75  # stopped on request, after a save: the same command continues
 
 
 class LockstepError(Exception):
@@ -74,6 +75,11 @@ class RendezvousError(WorldError):
     """
 
     exit_code = EXIT_FAILED
+
+
+def exit_code_of_signal(number: int) -> int:
+    """Return the exit code of a command that a signal ended, as a shell would: 130 for SIGINT, 143 for SIGTERM."""
+    return 128 + number
 
 
 def print_error(error: LockstepError) -> int:

@@ -120,7 +120,7 @@ def train_gpt(
                 next_token(model, step.batch.lanes[0].data)
             step.update(optimizer)
             losses.append(step.loss)
-            norms.append(float(step.norm))
+            norms.append(float(step.grad_norm))
     except Stopped:
         run.close()
     metrics = [evaluated(run, model)]

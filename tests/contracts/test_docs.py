@@ -16,10 +16,12 @@ import yaml
 import lockstep
 import lockstep.loggers
 import lockstep.metrics
+from lockstep import errors
 from lockstep.config.train_schema import Config
 from lockstep.errors import ConfigError, LockstepError, Stopped, UserError
 from lockstep.events.event_log import Sink
 from lockstep.loggers.logger_factory import open_loggers
+from lockstep.supervision.stop_signals import STOP_SIGNALS
 from tests.commands import clean_environment
 from tests.contracts.documents import (
     DOCUMENTS,
@@ -216,3 +218,10 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_
         assert not loads.findall(page.read_text()), page
     for style in (tmp_path / "site").rglob("*.css"):
         assert not re.findall(r"(?:url\(|@import )[\"']?(?:https?:)?//", style.read_text()), style
+
+
+def test_the_table_of_exit_codes_is_complete() -> None:
+    section = (ROOT / "docs" / "quickstart.md").read_text().partition("## Exit codes")[2].partition("\n## ")[0]
+    listed = {int(code) for row in re.findall(r"^\| (\d[\d, ]*) \|", section, re.MULTILINE) for code in row.split(", ")}
+    ours = {code for name, code in vars(errors).items() if name.startswith("EXIT_")}
+    assert listed == {0, *ours, *map(errors.exit_code_of_signal, STOP_SIGNALS)}

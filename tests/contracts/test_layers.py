@@ -13,8 +13,9 @@ PACKAGE = Path(lockstep.__file__).parent
 ROOT = Path(__file__).parents[2]
 
 ORDER = tuple(
-    "errors lazy_exports config events supervision launcher world data engine metrics checkpoint train search recipes "  # noqa: SIM905
-    "observe loggers command_line report watch verify chaos plan doctor submit batch bench ckpt init cli".split()
+    "errors lazy_exports config events supervision launcher world data engine metrics checkpoint train search "  # noqa: SIM905
+    "recipes observe loggers command_line report watch verify chaos plan settings doctor submit batch bench ckpt "
+    "init cli".split()
 )
 READERS = {
     "errors",

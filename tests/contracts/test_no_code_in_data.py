@@ -5,6 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.config.resolved_config import ResolvedSettings
+from lockstep.config.train_schema import BatchConfig, Config
+from lockstep.events.run_folder import RunFolder
+from tests.commands import call
+
 SOURCE = Path(__file__).parents[2] / "src" / "lockstep"
 
 MODULES = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib"}
@@ -73,3 +78,18 @@ def test_code_that_runs_data_is_found(text: str) -> None:
 @pytest.mark.parametrize("text", ["torch.load(path, weights_only=True)", "yaml.load(text, Loader=_SafeLoader)"])
 def test_harmless_code_is_accepted(text: str) -> None:
     assert not violations(ast.parse(text))
+
+
+def test_reading_a_run_imports_nothing_that_its_config_names(tmp_path: Path) -> None:
+    (tmp_path / "planted.py").write_text("from pathlib import Path\nPath('executed').touch()\n")
+    folder = RunFolder(tmp_path / "mine")
+    own = Config(recipe="digits", epochs=1, batch=BatchConfig(global_batch=8))
+    folder.claim(ResolvedSettings(own), {}).release()
+    folder.config.write_text("optim: {name: 'planted:Optimizer'}\nepochs: 1\nbatch: {global: 8}\nrecipe: digits\n")
+    for command in ("report", "watch --once", "plan", "ckpt ls", "ckpt verify", "ckpt audit", "ckpt digest"):
+        call([*command.split(), "mine"], tmp_path)
+    assert ResolvedSettings(own).changes_since(folder.config)[0] == "optim.name: 'planted:Optimizer' → 'adamw'"
+    assert not (tmp_path / "executed").exists()
+    refused = call(["train", "digits", "optim.name=planted:Optimizer"], tmp_path)  # the user names it: it is imported
+    assert "optim.name: planted:Optimizer: AttributeError" in refused.err
+    assert (tmp_path / "executed").exists()

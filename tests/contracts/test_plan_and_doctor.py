@@ -38,13 +38,13 @@ def test_stopping_a_plan_stops_its_trials_and_leaves_nothing(tmp_path: Path) -> 
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=60)
         assert not [child for child in children if psutil.pid_exists(child.pid)], "no process is left"
-    assert process.returncode == 75
+    assert process.returncode == 128 + signal.SIGTERM
     assert not any(tmp_path.glob("lockstep-*"))
 
 
 def test_an_error_is_one_line(tmp_path: Path) -> None:
     finished = call(["plan", "digits", "--try", "1,x"], tmp_path)
-    message = "lockstep: --try 1,x: expected numbers of processes, as in 1,2,4\n"
+    message = "lockstep: --try 1,x: expected numbers of processes, at most 65536, as in 1,2,4\n"
     assert (finished.code, finished.err) == (2, message)
 
 

@@ -9,6 +9,7 @@ import warnings
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import graph
 from torch.nn.modules import batchnorm
@@ -19,6 +20,8 @@ from torch.optim.lr_scheduler import StepLR
 from lockstep.config.tested_versions import TESTED_TORCH_VERSIONS
 from lockstep.engine import torch_internals
 from lockstep.engine.gradient_math import all_finite, scale_gradients
+from lockstep.engine.stand_in_gradient import ShardedGradient
+from lockstep.errors import UserError
 from lockstep.testing import ranks
 from lockstep.world.world import World
 
@@ -42,6 +45,7 @@ def test_autograd_and_modules_have_their_private_names() -> None:
         "_version": torch.zeros(1),
         "_values": torch.zeros(1),
         "_buffers": nn.Linear(1, 1),
+        "_compiled_call_impl": nn.Linear(1, 1),
         "_optimizer_step_pre_hooks": SGD(nn.Linear(1, 1).parameters()),
         "_optimizer_step_post_hooks": SGD(nn.Linear(1, 1).parameters()),
     }
@@ -53,6 +57,17 @@ def test_batch_norm_is_recognised_without_its_base_class(monkeypatch: pytest.Mon
     for base in (batchnorm._BatchNorm, None):
         monkeypatch.setattr(torch_internals, "_batch_norm_base", base)
         assert [torch_internals.is_batch_norm(module) for module in modules] == [True, True, True, False, False]
+
+
+def test_the_module_inside_a_compiled_one_is_found() -> None:
+    bare = nn.Linear(1, 1)
+    wrapped = torch.compile(bare, backend="eager")
+    assert torch_internals.compiled_child(wrapped) is bare, VERSION  # type: ignore[arg-type]
+    assert torch_internals.compiled_child(bare) is None
+    assert list(wrapped.state_dict()) == [f"{torch_internals.COMPILED_CHILD}.{name}" for name in bare.state_dict()]  # type: ignore[attr-defined]
+    assert not torch_internals.is_compiled_in_place(bare)
+    bare.compile(backend="eager")
+    assert torch_internals.is_compiled_in_place(bare), VERSION
 
 
 def test_versions_count_changes_in_place() -> None:
@@ -200,3 +215,44 @@ def test_a_copy_of_an_optimizer_runs_its_hooks_and_satisfies_schedulers() -> Non
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         scheduler.step()  # warns where it does not know of a step
+
+
+def test_a_loss_that_is_a_mean_is_recognised_by_its_graph() -> None:
+    outputs, labels = torch.randn(4, 3, requires_grad=True), torch.tensor([0, 1, 2, 0])
+    each = F.cross_entropy(outputs, labels, reduction="none")
+    means = {
+        "cross_entropy": F.cross_entropy(outputs, labels),
+        "label smoothing": F.cross_entropy(outputs, labels, label_smoothing=0.1),
+        "mse_loss": F.mse_loss(outputs, torch.zeros(4, 3)),
+        "mean": each.mean(),
+        "a sum of means": each.mean() + F.l1_loss(outputs, torch.zeros(4, 3)),
+        "a quotient": each.sum() / 4,
+        "another dtype": each.mean().double(),
+        "another shape": each.mean().view(1).squeeze(),
+    }
+    sums = {
+        "cross_entropy": F.cross_entropy(outputs, labels, reduction="sum"),
+        "sum": each.sum(),
+        "a mean times its count": each.mean() * 4,
+        "in another unit": each.sum() / 0.6931,
+        "a sum and a mean": each.sum() + outputs.mean(),
+        "no graph": torch.zeros(()),
+    }
+    assert [name for name, loss in means.items() if not torch_internals.is_mean(loss, 4)] == [], VERSION
+    assert [name for name, loss in sums.items() if torch_internals.is_mean(loss, 4)] == [], VERSION
+
+
+def test_a_tensor_without_values_can_be_a_gradient() -> None:
+    parameter = nn.Parameter(torch.ones(2, 3, dtype=torch.bfloat16))
+    parameter.grad = ShardedGradient(parameter)
+    for use in (
+        lambda: nn.utils.clip_grad_norm_([parameter], 1.0),
+        lambda: nn.utils.clip_grad_value_([parameter], 1.0),
+        lambda: parameter.grad.norm(),  # type: ignore[union-attr]
+        lambda: str(parameter.grad),
+        lambda: (parameter * 1).sum().backward(),
+    ):
+        with pytest.raises(UserError, match="the gradients are sharded"):
+            use()
+    SGD([parameter]).zero_grad()
+    assert parameter.grad is None

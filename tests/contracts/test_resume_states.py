@@ -24,6 +24,7 @@ from lockstep.events.run_folder import RunFolder
 from lockstep.recipes.registry import load_recipe
 from lockstep.testing import RanksFailed, ranks
 from lockstep.train.callbacks import Callback, EarlyStopping, SaveBest
+from lockstep.train.optim.optimizer_classes import find_optimizer, usable_optimizers
 from lockstep.train.resume.checkpoint_policy import CheckpointPolicy
 from lockstep.train.run import Run
 from lockstep.train.train_job import train_recipe
@@ -261,7 +262,7 @@ def test_what_cannot_be_kept_is_reported_before_the_first_step(tmp_path: Path) -
 def test_other_settings_in_a_script_are_refused(now: dict[str, Any], message: str, tmp_path: Path) -> None:
     """An optimizer's settings are restored from the checkpoint, so new ones would have no effect."""
     Script(tmp_path / "run").train(4, stop_after=2)
-    with pytest.raises(UserError, match=r'resume="force"\) .*\n  ' + message + "$"):
+    with pytest.raises(UserError, match=r'pass resume="force" to continue .*\n  ' + message + "$"):
         Script(tmp_path / "run", **now).train(4)
     forced = Script(tmp_path / "run", resume="force", **now)
     forced.train(4)
@@ -448,3 +449,17 @@ def test_another_processor_is_drift_and_can_be_accepted(tmp_path: Path) -> None:
     assert "cpu_capability: " in refused.err
     assert "--accept-drift" in refused.err
     assert run([*command, "--accept-drift"], tmp_path, older).code == 0
+
+
+@pytest.mark.parametrize("name", sorted(usable_optimizers()))
+def test_every_optimizer_that_a_config_may_name_resumes(name: str, tmp_path: Path) -> None:
+    kind = find_optimizer(name)
+
+    def script(folder: Path) -> Script:
+        return Script(folder, model=lambda: nn.Linear(4, 3, bias=False), optimizer=kind)  # Muon takes matrices only
+
+    undisturbed = script(tmp_path / "a").train(6)
+    assert script(tmp_path / "b").train(6, stop_after=3) != undisturbed
+    resumed = script(tmp_path / "b")
+    assert resumed.train(6) == undisturbed
+    assert resumed.made == [4, 5, 6]

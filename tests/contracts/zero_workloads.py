@@ -79,7 +79,7 @@ def train_wide(world: World, kind: str, folder: Path | None = None, stop: int | 
         for step in run.steps(run.loader(data(), 24, lanes=8), steps=STEPS, finish=False):
             step.accumulate(loss, model)
             step.update(optimizer)
-            losses.append(step.loss if step.norm is None else step.norm)
+            losses.append(step.loss if run.options.clip_norm is None else step.grad_norm)
     except Stopped:
         run.close()
         return Trained("", {}, losses)

@@ -166,7 +166,7 @@ def test_a_stop_ends_all_processes_and_leaves_nothing_behind(tmp_path: Path) -> 
         assert children
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=60)
-    assert process.returncode == 75, err
+    assert process.returncode == 128 + signal.SIGTERM, err
     assert not [child for child in children if is_running(child.pid)]
     assert not list(temporary(tmp_path).glob("lockstep-*"))
     assert not list((tmp_path / "memory").iterdir())

@@ -13,6 +13,7 @@ import pytest
 
 from lockstep.launcher.worker_main import STACK_DUMP_SIGNAL
 from tests.commands import BIN, LOCKSTEP, call, free_port, is_running, port_is_open, run, started, wait_for
+from tests.contracts.mistakes.mistake import training_script
 
 HOST = socket.gethostname()
 TWO = [*LOCKSTEP, "run", "-n", "2"]
@@ -147,10 +148,26 @@ def test_a_stop_request_ends_everything(tmp_path: Path, stop: signal.Signals) ->
         wait_for(lambda: len(pids(tmp_path)) == 2, 30, "both ranks started")
         agent.send_signal(stop)
         _, err = agent.communicate(timeout=20)
-        assert agent.returncode == 75
-        assert f"stopped on request ({stop.name})" in err
+        assert agent.returncode == 128 + stop, "nothing was saved: a scheduler must not start it again"
+        assert f"stopped on request ({stop.name}): no checkpoint of a run to continue from" in err
         assert "Traceback" not in err
         assert not any(map(is_running, pids(tmp_path)))
+
+
+# Saves a run to its end; then, as in an evaluation, it is not in a loop that would save on request.
+SAVED = training_script(
+    before="import os, pathlib, time",
+    after="pathlib.Path(f'rank-{world.rank}.pid').write_text(str(os.getpid()))\ntime.sleep(120)",
+)
+
+
+def test_a_run_that_was_saved_before_can_be_continued(tmp_path: Path) -> None:
+    with started([*LOCKSTEP, "run", "-n", "1", script(tmp_path, SAVED)], tmp_path) as agent:
+        wait_for(lambda: len(pids(tmp_path)) == 1, 30, "the run is saved")
+        agent.send_signal(signal.SIGTERM)
+        _, err = agent.communicate(timeout=20)
+    assert agent.returncode == 75
+    assert "run the same command again to continue from the newest checkpoint in" in err
 
 
 STUBBORN = """
@@ -170,7 +187,7 @@ def test_a_second_stop_request_is_immediate(tmp_path: Path) -> None:
         assert "signal again to kill them at once" in agent.stderr.readline()
         agent.send_signal(signal.SIGINT)
         agent.communicate(timeout=10)
-        assert agent.returncode == 75
+        assert agent.returncode == 128 + signal.SIGINT
         assert not any(map(is_running, pids(tmp_path)))
 
 
@@ -181,7 +198,7 @@ def test_a_rank_that_misses_the_interrupt_is_stopped_nevertheless(tmp_path: Path
         wait_for(lambda: len(pids(tmp_path)) == 2, 30, "both ranks started")
         agent.send_signal(signal.SIGINT)
         _, err = agent.communicate(timeout=15)
-        assert agent.returncode == 75
+        assert agent.returncode == 128 + signal.SIGINT
         assert "killing them" not in err
 
 
@@ -192,8 +209,9 @@ def test_a_script_that_saves_itself_on_an_interrupt_has_the_grace_period_for_it(
     with started([*LOCKSTEP, "run", "-n", "1", script(tmp_path, saves)], tmp_path) as agent:
         wait_for(lambda: len(pids(tmp_path)) == 1, 30, "the rank started")
         agent.send_signal(signal.SIGINT)
-        agent.communicate(timeout=30)
-        assert agent.returncode == 75
+        _, err = agent.communicate(timeout=30)
+        assert agent.returncode == 0, "the script's own"
+    assert "stopped on request (SIGINT): the script handled it and ended by itself" in err
     assert (tmp_path / "saved").exists()
 
 
@@ -210,7 +228,7 @@ def test_a_stop_request_ends_a_wait_for_others(tmp_path: Path, waiting_for: str)
         wait_for(lambda: port_is_open(int(port)), 30, "it waits for the other")
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=10)
-        assert process.returncode == 75
+        assert process.returncode == 128 + signal.SIGINT
         assert "stopped on request (SIGINT)" in err
         assert "Traceback" not in err
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from lockstep.supervision.process_title import FORK_SERVER
 from tests.commands import LOCKSTEP, Finished, descendants, free_port, is_running, run, started, wait_for
 
 HOST = socket.gethostname()
@@ -232,7 +233,7 @@ def test_the_second_interrupt_is_immediate(tmp_path: Path) -> None:
         agent.send_signal(signal.SIGINT)
         agent.communicate(timeout=20)
         assert time.monotonic() - asked < 5
-        assert agent.returncode == 75
+        assert agent.returncode == 128 + signal.SIGINT, "nothing was saved"
         assert not any(map(is_running, ranks))
 
 
@@ -241,7 +242,7 @@ def test_a_step_that_outlasts_the_grace_period_is_cut_short(tmp_path: Path) -> N
         wait_for(lambda: step_of(tmp_path, 0) == 1 and step_of(tmp_path, 1) == 1, 30, "in the first step")
         agent.send_signal(signal.SIGTERM)
         _, err = agent.communicate(timeout=20)
-        assert agent.returncode == 75
+        assert agent.returncode == 128 + signal.SIGTERM, "nothing was saved"
         assert "not all ranks ended within 1 s (--grace): killing them" in err
 
 
@@ -251,7 +252,7 @@ def test_a_killed_fork_server_takes_its_ranks_along_and_is_replaced(tmp_path: Pa
         (server,) = [
             child
             for child in descendants(agent.pid)
-            if "lockstep.launcher.fork_server" in child.cmdline() and child.ppid() == agent.pid
+            if child.cmdline()[0].startswith(FORK_SERVER) and child.ppid() == agent.pid
         ]
         server.kill()
         _, err = agent.communicate(timeout=40)

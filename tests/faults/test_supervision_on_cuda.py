@@ -99,7 +99,7 @@ def test_a_killed_rank_resumes_from_memory(tmp_path: Path) -> None:
     ids=["plain code", "plain stop", "plain skip", "loop code"],
 )
 def test_a_hang_is_explained(tmp_path: Path, script: str, case: str, kind: str, culprit: int) -> None:
-    options = ["--hang-limit", "5", "--on-hang", "stop", "--incidents", str(tmp_path / "incidents")]
+    options = ["--hang-limit", "5", "--hang-stop", "5", "--on-hang", "stop", "--incidents", str(tmp_path / "incidents")]
     finished = ended(tmp_path / "job", script, 2, [case, f"{culprit}"], *options)
     assert finished.code == 5, finished.err
     (report,) = tmp_path.glob("**/incidents/*.json")

@@ -1,24 +1,26 @@
 """Data on several ranks: epochs of streams end together, TorchLoaders stay in step, and samples are split."""
 
 import json
-import multiprocessing
+import logging
+import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Sampler, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
 
 from lockstep.data.distributed_dataloaders import DistributedSampler, create_dataloaders_distributed
 from lockstep.data.iterable_loader import IterableLaneLoader, merge_states
 from lockstep.data.lane_loader import LaneLoader
 from lockstep.data.loader_factory import rebuild
+from lockstep.errors import UserError
 from lockstep.testing import RanksFailed, ranks
 from lockstep.world.collectives import all_reduce
 from lockstep.world.object_collectives import all_gather_object
 from lockstep.world.world import World
-from tests.unit.data.datasets import Augmented, Cursors, Lines, Plain, flat, read
+from tests.unit.data.datasets import Augmented, Cursors, Lines, Plain, flat, read, starting_by
 
 Batches = list[tuple[Any, ...]]
 
@@ -54,6 +56,81 @@ def test_epochs_end_together_at_any_number_of_ranks(kind: str, tail: str) -> Non
     assert len({epoch for _, epoch, _, _ in alone}) > 1
     for size in (2, 3):
         assert united(ranks(size).run(read_stream, kind, tail, 9)) == alone
+
+
+class Rows(IterableDataset[tuple[str, int]]):
+    """A heading, then `length` numbered rows: those that `keep` says for this rank, with noise if it is asked for."""
+
+    def __init__(self, keep: slice, *, length: int = 40, is_noisy: bool = False) -> None:
+        self.keep = keep
+        self.length = length
+        self.is_noisy = is_noisy
+        self.noise = random.Random()  # not seeded
+
+    def __iter__(self) -> Iterator[tuple[str, float]]:
+        yield from [("heading", 0.0)] * 8
+        for number in range(self.length)[self.keep]:
+            yield f"row {number}", self.noise.random() if self.is_noisy else random.random()
+
+
+def read_rows(world: World, how: str, workers: int, nodes: int) -> tuple[int, str]:
+    """Return how many batches were read, and what was said about the rows."""
+    keep = {
+        "interleaved": slice(world.rank, None, world.size),
+        "in blocks": slice(world.rank * 20, (world.rank + 1) * 20),
+        "shorter": slice(0, 40 - 8 * world.rank),
+    }.get(how, slice(None))
+    world = replace(world, node=world.rank % nodes)
+    data = Rows(keep, is_noisy=how == "noisy")
+    loader = IterableLaneLoader(iter(data) if how == "once" else data, 8, world, lanes=4, seed=1, workers=workers)
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("lockstep").addHandler(handler)
+    number = 0
+    try:
+        for number, _ in enumerate(loader.batches(0, None, epochs=2 if how != "once" else 1), 1):  # noqa: B007
+            pass
+    except UserError as error:
+        said.append(str(error))
+    finally:
+        logging.getLogger("lockstep").removeHandler(handler)
+    return number, "\n".join(said)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(("how", "row"), [("interleaved", 8), ("in blocks", 8), ("shorter", 40)])
+def test_a_stream_that_depends_on_the_rank_is_refused_at_the_first_row_that_differs(
+    how: str, row: int, workers: int
+) -> None:
+    for number, said in ranks(2).run(read_rows, how, workers, nodes=1):
+        assert number == row // 8
+        assert f"row {row} of epoch 0 is not the same on rank 1 as on rank 0" in said
+        assert "would be sharded twice" in said
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_noise_that_nobody_seeds_is_a_warning_and_only_one(workers: int) -> None:
+    first, second = ranks(2).run(read_rows, "noisy", workers, nodes=1)
+    assert first[0] == second[0] == 12
+    assert first[1].count("rows may be missing or repeated") == 1
+    assert second[1] == ""
+
+
+def test_machines_that_compute_other_rows_are_a_warning() -> None:
+    """They may only round differently."""
+    (number, said), _ = ranks(2).run(read_rows, "shorter", 0, nodes=2)
+    assert number == 10
+    assert "rows may be missing or repeated" in said
+
+
+def test_a_stream_that_can_be_read_only_once_is_not_read_again() -> None:
+    assert ranks(2).run(read_rows, "once", 0, nodes=1) == [(6, ""), (6, "")]
+
+
+@pytest.mark.parametrize(("size", "workers"), [(1, 0), (2, 1), (3, 0)])
+def test_seeded_random_numbers_are_not_mistaken_for_sharding(size: int, workers: int) -> None:
+    assert ranks(size).run(read_rows, "whole", workers, nodes=1) == [(12, "")] * size
 
 
 def save_in_the_middle(world: World, kind: str, tail: str, stop: int) -> str:
@@ -171,17 +248,6 @@ def read_ahead(world: World, kind: str, tail: Any, workers: int, start_method: s
             batches.append(read(batch))
             states.append(json.dumps(merge_states(all_gather_object(loader.state_dict()))))
     return batches, states
-
-
-@contextmanager
-def starting_by(start_method: str) -> Iterator[None]:
-    """Start child processes by this method: spawned ranks spawn theirs by default, but under torchrun they fork."""
-    before = multiprocessing.get_start_method()
-    multiprocessing.set_start_method(start_method, force=True)
-    try:
-        yield
-    finally:
-        multiprocessing.set_start_method(before, force=True)
 
 
 @pytest.mark.parametrize("tail", ["drop", "short"])

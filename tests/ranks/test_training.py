@@ -70,7 +70,7 @@ def refuse_together(world: World, folder: str) -> None:
 
 
 def test_all_ranks_learn_that_the_folder_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "precious").write_text("")
+    (tmp_path / "events.jsonl").write_text("of another program")
     with pytest.raises(RanksFailed, match="2 of 2 ranks failed") as caught:
         ranks(2).run(refuse_together, str(tmp_path))
     assert str(caught.value).count("UserError: " + str(tmp_path)) == 2

@@ -76,9 +76,9 @@ def test_two_processes_have_the_digest_of_one(name: str, launcher: str, options:
     assert f"effective_batch {64 if name == 'train' else 128}," in begin
     alone = tmp_path / "alone"
     digest = train_alone(alone, epochs=1) if name == "train" else spawn_alone(alone, epochs=1, wrap="dp")
-    assert lines[-1].endswith(f": digest {digest}")
-    (accuracy,) = re.findall(r"accuracy ([\d.]+)", "\n".join(lines))
-    assert float(accuracy) > 0.25, "a guess is right in 0.1"
+    assert f": digest {digest}" in lines[-1]
+    accuracies = re.findall(r"accuracy ([\d.]+)", "\n".join(lines))
+    assert float(accuracies[-1]) > 0.25, "a guess is right in 0.1"
 
 
 def test_a_search_finds_one_design_and_resumes_where_it_was(tmp_path: Path) -> None:

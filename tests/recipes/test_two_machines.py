@@ -62,7 +62,7 @@ def on_both(commands: list[list[str]], variables: list[dict[str, str]], folder: 
 
 
 def digest_in(text: str) -> str:
-    (found,) = re.findall(r"^end \d+: digest ([0-9a-f]{64})$", text, flags=re.MULTILINE)
+    (found,) = re.findall(r"^end \d+: digest ([0-9a-f]{64})\b", text, flags=re.MULTILINE)
     return str(found)
 
 

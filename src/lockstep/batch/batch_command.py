@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep.batch.batch_trial_main import BatchTrialTask
+from lockstep.command_line.config_arguments import ConfigArgument, SettingArguments
 from lockstep.command_line.trial_runs import require_no_launcher
 from lockstep.config.plurals import count_noun
 from lockstep.errors import EXIT_FAILED, LockstepError, UserError
@@ -25,10 +26,8 @@ _MAX_ERROR_CHARS = 4000
 
 
 def batch(
-    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML file or the name of a built-in recipe.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="key=value", help="Settings by dotted path: optim.lr=1e-3")
-    ] = None,
+    config: ConfigArgument,
+    overrides: SettingArguments = None,
     nproc: Annotated[
         int,
         typer.Option("-n", "--nproc-per-node", metavar="N", min=1, help="Processes that will share this machine."),

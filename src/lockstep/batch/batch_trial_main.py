@@ -35,9 +35,10 @@ def run_batch_trial(task: BatchTrialTask) -> dict[str, Any]:
     from lockstep.train.batch_trial import try_lane
     from lockstep.world.process_group import setup_distributed
     from lockstep.world.process_memory import is_out_of_memory, limit_memory, memory_share
+    from lockstep.world.script_process import choose_threads
 
     recipe, config = load_training_recipe(task.config, task.overrides)
-    torch.set_num_threads(config.threads)
+    choose_threads(config.threads)
     world = setup_distributed(device=config.device)
     room = task.room_bytes
     if world.device.type == "cuda":

@@ -10,9 +10,11 @@ import typer
 from lockstep.bench.bench_record import BenchRecord, BenchTask
 from lockstep.bench.contenders import AGAIN, HAND_WRITTEN
 from lockstep.command_line.trial_runs import run_to_end
-from lockstep.errors import EXIT_HANG, EXIT_STOPPED, LockstepError
+from lockstep.errors import EXIT_HANG, LockstepError, exit_code_of_signal
+from lockstep.supervision.stop_signals import STOP_SIGNALS
 
 _MAX_LOG_CHARS = 4000
+_STOP_CODES = {exit_code_of_signal(number) for number in STOP_SIGNALS}
 
 
 def measure(task: BenchTask, processes: int, folder: Path, failures: dict[str, str], *, quiet: bool) -> BenchRecord:
@@ -33,7 +35,7 @@ def measure(task: BenchTask, processes: int, folder: Path, failures: dict[str, s
         code = _run(task._replace(contenders=able, folder=str(attempt)), processes, attempt / "log", quiet=quiet)
         if code == 0:
             return BenchRecord(attempt)
-        if code == EXIT_STOPPED:
+        if code in _STOP_CODES:
             raise typer.Exit(code)
         failure, log = BenchRecord(attempt).failure(), (attempt / "log").read_text(errors="replace").strip()
         if failure is None or failure.name in (HAND_WRITTEN, AGAIN):

@@ -23,6 +23,7 @@ from lockstep.supervision.heartbeat import Phase
 from lockstep.world.collectives import barrier
 from lockstep.world.determinism import set_determinism_flags
 from lockstep.world.process_group import leave_on_exit, setup_distributed
+from lockstep.world.script_process import choose_threads
 from lockstep.world.world import World
 
 _BATCHES_PER_EPOCH = 32
@@ -105,7 +106,7 @@ def _on_device(work: Workload, device: torch.device) -> Workload:
 
 def main() -> None:
     task, terminal = BenchTask.from_json(sys.argv[1]), sys.stdout
-    torch.set_num_threads(1)
+    choose_threads(1)
     with redirect_stdout(sys.stderr), leave_on_exit():  # keep what libraries print off the terminal
         world = setup_distributed(device=task.device)
         processes = "one process" if world.size == 1 else f"{world.size} processes"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lockstep.command_line.config_arguments import ConfigArgument, SettingArguments
 from lockstep.command_line.output_paths import trial_folder
 from lockstep.command_line.trial_runs import check_trial_config, has_data_workers, require_no_launcher, trial_overrides
 from lockstep.errors import UserError
@@ -16,10 +17,8 @@ if TYPE_CHECKING:
 
 
 def chaos(
-    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML file or the name of a built-in recipe.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="key=value", help="Settings by dotted path: optim.lr=1e-3")
-    ] = None,
+    config: ConfigArgument,
+    overrides: SettingArguments = None,
     kills: Annotated[int, typer.Option("--kills", metavar="K", min=1, help="How many processes to kill.")] = 20,
     seed: Annotated[
         int, typer.Option("--seed", metavar="S", help="Decides which processes are hit, when and how.")

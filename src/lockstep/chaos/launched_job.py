@@ -13,8 +13,9 @@ from lockstep.chaos.fault_plan import PlannedFault
 from lockstep.chaos.job_processes import MarkedProcesses
 from lockstep.config import environment
 from lockstep.supervision.heartbeat import GENERATION_PHASES, STEP_PHASES, Heartbeat, HeartbeatPage, Phase
+from lockstep.supervision.process_title import CHILD_OF_RANK, FORK_SERVER
 
-_FORK_SERVER = "lockstep.launcher.fork_server"
+_WITHOUT_TITLE = "lockstep.launcher.fork_server"  # the command line of both, where no title can be shown
 
 
 class FaultTarget(NamedTuple):
@@ -100,13 +101,14 @@ class LaunchedJob:
             FaultTarget(process.pid, f"data worker of rank {rank}", ranks[rank])
             for process in self._processes.find()
             if (rank := rank_of.get(process.parent)) is not None
-            and _FORK_SERVER in process.command  # a fork, not some other program
+            and any(words in process.command for words in (CHILD_OF_RANK, _WITHOUT_TITLE))  # no other program
         ]
 
     def _find_fork_server(self) -> int | None:
         if self._fork_server is None or not self._processes.is_marked(self._fork_server):
             children = (process for process in self._processes.find() if process.parent == self._launcher.pid)
-            self._fork_server = next((process.pid for process in children if _FORK_SERVER in process.command), None)
+            names = (FORK_SERVER, _WITHOUT_TITLE)
+            self._fork_server = next((p.pid for p in children if any(name in p.command for name in names)), None)
         return self._fork_server
 
 

@@ -41,7 +41,7 @@ from lockstep.world.serialization import SplitValue, split_values
 from lockstep.world.world import World
 
 _SELF_EXPLANATORY = (CheckpointError, SafetensorError, ChangedWhileCopiedError)  # shown without the type of the error
-_EXIT_WAIT_S = 10.0  # how long a failing process waits for the save in progress
+EXIT_WAIT_S = 10.0  # how long a failing process waits for the save in progress
 
 AfterCommit = Callable[[Manifest], None]
 
@@ -134,7 +134,7 @@ class Saver:
         self._thread = threading.Thread(target=work, name="lockstep-save", daemon=True)
         self._thread.start()
         # Still, let it finish if it can: torch aborts a process that exits while one of its threads runs torch code.
-        atexit.register(self._thread.join, _EXIT_WAIT_S)
+        atexit.register(self._thread.join, EXIT_WAIT_S)
 
     @property
     def is_busy(self) -> bool:
@@ -158,6 +158,11 @@ class Saver:
         self._thread.join()  # it still releases tensors; a process that exits during that is aborted
         atexit.unregister(self._thread.join)
         return result
+
+    def join(self, limit_s: float = EXIT_WAIT_S) -> None:
+        """Wait this long for the save in progress, without asking how it went."""
+        if self._thread is not None:
+            self._thread.join(limit_s)
 
     def close(self, *, abandon: bool = False) -> None:
         """Wait for the save in progress and close the process group.

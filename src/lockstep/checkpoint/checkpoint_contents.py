@@ -1,6 +1,6 @@
 """Names of the parts of a checkpoint: models, optimizers, loader …; and the digest of its trained state."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -10,6 +10,7 @@ from lockstep.engine.state_digest import digest, flatten_optimizer_state, named_
 BUFFERS_SUFFIX = ".buffers"  # suffix after a model's name: its non-persistent buffers, which its state dict omits
 KEPT_PREFIX = "kept."  # prefix of other objects that the run saves; not part of the digest
 STATE_PREFIX = "state."  # prefix of other objects that the run saves as part of the digest
+MODEL_PREFIX = "model"  # prefix of the models' names
 OPTIMIZER_PREFIX = "optimizer"  # prefix of the optimizers' names
 AVERAGE_PREFIX = "average"  # prefix of the names of EMAs
 COMPRESSION_PART = "compression"  # error feedback of compressed gradients; not part of the digest
@@ -32,6 +33,31 @@ def trained_state(values: Mapping[str, Any]) -> dict[str, Tensor]:
             prefix = part.removesuffix(BUFFERS_SUFFIX)
             state |= {f"{prefix}/{name}": tensor for name, tensor in value.items() if isinstance(tensor, Tensor)}
     return state
+
+
+def renamed(values: Mapping[str, Any], rename: Callable[[str], str]) -> dict[str, Any]:
+    """Return a checkpoint's values with other names of the models' parameters and buffers.
+
+    Args:
+        values: a checkpoint's values by part, as in `Checkpoint.values`.
+        rename: returns a tensor's new name in its model.
+    """
+
+    def rename_owner(owner: str) -> str:
+        model, slash, name = owner.partition("/")
+        return f"{model}/{rename(name)}" if slash else owner  # a parameter that no model has is a number
+
+    result = dict(values)
+    for part, value in values.items():
+        if part.startswith((MODEL_PREFIX, AVERAGE_PREFIX)):
+            result[part] = {rename(name): tensor for name, tensor in value.items()}
+        elif part.startswith(OPTIMIZER_PREFIX):
+            groups = [group | {"params": list(map(rename_owner, group["params"]))} for group in value["groups"]]
+            state = {rename_owner(owner): state for owner, state in value["state"].items()}
+            result[part] = {**value, "state": state, "groups": groups}
+        elif part == COMPRESSION_PART:
+            result[part] = {rename_owner(owner): state for owner, state in value.items()}
+    return result
 
 
 def parts_changed_only_by_updates(parts: Iterable[str]) -> list[str]:

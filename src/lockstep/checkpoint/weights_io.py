@@ -25,6 +25,8 @@ from torch.nn.parameter import is_lazy
 from lockstep.checkpoint import durable_files
 from lockstep.checkpoint.checkpoint_store import best_checkpoint, latest_checkpoint, load_weights
 from lockstep.checkpoint.manifest import MANIFEST, CheckpointError
+from lockstep.engine.compiled_models import without_wrapper_names
+from lockstep.engine.torch_internals import COMPILED_CHILD
 from lockstep.errors import UserError
 
 logger = logging.getLogger("lockstep")
@@ -34,7 +36,7 @@ StrPath = str | os.PathLike[str]
 _SAFETENSORS = ".safetensors"
 _PICKLES = (".pt", ".pth", ".bin")
 _USUAL_KEYS = ("state_dict", "model_state_dict", "model", "module")
-_WRAPPERS = ("module", "_orig_mod")
+_WRAPPERS = ("module", COMPILED_CHILD)
 
 _MAX_LISTED = 10
 _MAX_CHARACTERS = 120
@@ -94,7 +96,8 @@ def export_weights(
 ) -> Path:
     """Write weights as a plain state dict to one file, and return its path.
 
-    The file appears whole or not at all, and only you can read it (mode 0600).
+    The file appears whole or not at all, and only you can read it (mode 0600). Its names are those of the bare model,
+    even if the weights were saved by a model that torch.compile has wrapped.
 
     Args:
         source: as for `load_checkpoint`.
@@ -110,8 +113,11 @@ def export_weights(
     if not overwrite and os.path.lexists(path):
         raise UserError(f"{path} exists: choose another name, or pass overwrite=True")
     _, found = _read(source, weights, best=best, pickled=pickled)
+    names = _without_compile_wrappers(found)
     # Copies: safetensors refuses tied tensors, which share memory, and torch.save would write a view's whole storage.
-    tensors = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in found.items()}
+    tensors = {
+        names[name]: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in found.items()
+    }
     try:
         _write_whole(path, tensors)
     except (OSError, SafetensorError, RuntimeError) as error:  # each library reports a full disk in its own way
@@ -303,10 +309,16 @@ def _bare(name: str) -> str:
 
 def _without_outer_wrapper(names: Iterable[str]) -> dict[str, str]:
     """Map each name to itself without `_orig_mod`, and without a leading `module` if all names have one."""
-    paths = {name: [module for module in name.split(".") if module != "_orig_mod"] for name in names}
+    paths = {name: [module for module in name.split(".") if module != COMPILED_CHILD] for name in names}
     while paths and all(len(path) > 1 and path[0] == "module" for path in paths.values()):
         paths = {name: path[1:] for name, path in paths.items()}
     return {name: ".".join(path) for name, path in paths.items()}
+
+
+def _without_compile_wrappers(names: Collection[str]) -> dict[str, str]:
+    """Map each name to itself without `_orig_mod`, or to itself if two tensors would get the same name."""
+    plain = {name: without_wrapper_names(name) for name in names}
+    return plain if len(set(plain.values())) == len(names) else {name: name for name in names}
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:

@@ -39,7 +39,7 @@ StepOption = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-@app.command("ls")
+@app.command("ls", short_help="List a run's checkpoints, newest first.")
 def list_checkpoints(run: RunPath, as_json: AsJson = False) -> None:
     """List a run's checkpoints, newest first."""
     from lockstep.ckpt.checkpoint_list import checkpoint_entries
@@ -55,7 +55,7 @@ def list_checkpoints(run: RunPath, as_json: AsJson = False) -> None:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-@app.command("verify")
+@app.command("verify", short_help="Compare every file of every checkpoint with its hash.")
 def verify_checkpoints(
     run: RunOrCheckpoint,
     step: Annotated[

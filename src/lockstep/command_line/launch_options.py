@@ -1,7 +1,10 @@
 """The options of every command that launches processes: torchrun's, by the same names, and options for supervision."""
 
 import inspect
-from collections.abc import Callable, Mapping
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -12,6 +15,9 @@ from lockstep.errors import UserError
 from lockstep.launcher.launch_plan import LaunchPlan, OnHang, SupervisionOptions, check_plan
 
 _DEFAULTS = SupervisionOptions()
+
+# As an argument of a script it may be meant for us, unless it asks for the one process that runs anyway.
+_NPROC_ARGUMENT = re.compile(r"(?:-n ?|--nproc[-_]per[-_]node[ =])(?!1$)(?:auto|\d+(?::\d+)?)")
 
 
 def _options(
@@ -54,12 +60,20 @@ def _options(
         typer.Option(
             "--hang-limit",
             metavar="S|off",
-            help="Seconds without progress that count as a hang; more for phases that have taken longer.",
+            help="Seconds without a sign of life before a report, and before the end of ranks that cannot go on.",
         ),
     ] = f"{_DEFAULTS.hang_limit_s:g}",
+    hang_stop: Annotated[
+        str,
+        typer.Option(
+            "--hang-stop",
+            metavar="S|off",
+            help="Seconds without a sign of life before ranks that may only be slow are ended too.",
+        ),
+    ] = f"{_DEFAULTS.hang_stop_s:g}",
     on_hang: Annotated[
         OnHang | None,
-        typer.Option("--on-hang", help="What to do after a hang; default: restart a run that can resume, else stop."),
+        typer.Option("--on-hang", help="How to end a hang; default: restart a run that can resume, else stop."),
     ] = None,
     cold: Annotated[
         bool, typer.Option("--cold", help="Start each rank as a new Python process, not as a fork with torch imported.")
@@ -118,12 +132,15 @@ def _make_plan(
     max_restarts: int | None,
     grace_s: float,
     hang_limit: str,
+    hang_stop: str,
     on_hang: OnHang | None,
     cold: bool,
     incidents: Path | None,
 ) -> LaunchPlan | None:
     """Return the launch to make, or None if this process does the work itself."""
     if nproc is None or environment.read_role(nproc_given=True) != "agent":
+        if nproc is not None:
+            _say_if_unused(nproc)
         given = {
             "--nnodes": nnodes,
             "--node-rank": node_rank,
@@ -144,11 +161,40 @@ def _make_plan(
         min_nproc=nproc_range.least,
         grace_s=grace_s,
         hang_limit_s=_seconds("--hang-limit", hang_limit),
+        hang_stop_s=_seconds("--hang-stop", hang_stop),
         on_hang=on_hang,
         is_warm=not cold,
         incidents=incidents,
     )
     return LaunchPlan(nproc_range.most, nnodes, node_rank, master_addr, master_port, rdzv_endpoint, supervision)
+
+
+def describe_misplaced_nproc(target: Sequence[str]) -> str | None:
+    """Return what to say if a script that was started on one process has an argument like our option `-n`.
+
+    It may be the script's own, so it is no error.
+    """
+    start = 2 if target[0] == "-m" else 1
+    script, arguments = " ".join(target[:start]), target[start:]
+    pairs = map(" ".join, pairwise(arguments))
+    given = next(filter(_NPROC_ARGUMENT.fullmatch, [*arguments, *pairs]), None)
+    if given is None:
+        return None
+    return (
+        f"{given} after {target[start - 1]} is an option of the script, and one process runs: "
+        f"for several, write `lockstep run {given} {script}`"
+    )
+
+
+def _say_if_unused(nproc: str) -> None:
+    """Say, on rank 0, that a launcher has started this process, with another number of processes than asked for."""
+    place = environment.read_placement()
+    if place.rank == 0 and read_nproc(nproc).most != place.local_world_size:
+        print(
+            f"lockstep: -n {nproc} is not used: a launcher has started this process as rank 0 of {place.world_size} "
+            "(RANK, LOCAL_RANK): to start processes here, unset these",
+            file=sys.stderr,
+        )
 
 
 class NprocRange(NamedTuple):

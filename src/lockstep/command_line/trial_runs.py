@@ -26,6 +26,17 @@ def require_no_launcher(command: str) -> None:
         raise UserError(f"lockstep {command} starts its own processes: run it once, without a launcher")
 
 
+def leave_hand_set_job(command: str) -> None:
+    """As `require_no_launcher`, but let the first process of a job that was set up by hand run the command.
+
+    Containers and notebooks set RANK and WORLD_SIZE for whatever runs in them, and a trial on one process would wait
+    for the others: the processes that this one starts do not get these variables.
+    """
+    if environment.is_launched() or environment.hand_set_rank() != 0:
+        require_no_launcher(command)
+    environment.forget_hand_set_job()
+
+
 def check_trial_config(config: "JobConfig", processes: int = 1) -> None:
     """Refuse a config whose result depends on the number of processes, or more processes than it has lanes."""
     from lockstep.config.train_schema import Config
@@ -76,13 +87,7 @@ def run_to_end(
         output: where its standard output goes, as `subprocess` takes it.
         errors: where its standard error goes; by default, to `output`.
     """
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=errors,
-        env=environment.all_variables() | dict(variables),
-    )
+    process = start_command(command, environment.all_variables() | dict(variables), output, errors)
     try:
         return process.wait()
     except BaseException:
@@ -93,3 +98,10 @@ def run_to_end(
             process.kill()
             process.wait()
         raise
+
+
+def start_command(
+    command: Sequence[str], variables: Mapping[str, str], output: int | IO[Any] | None, errors: int | IO[Any] | None
+) -> "subprocess.Popen[bytes]":
+    """Start a command with exactly these environment variables and no input."""
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, env=dict(variables))

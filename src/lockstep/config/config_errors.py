@@ -18,6 +18,7 @@ from lockstep.config.located_value import KeyPath, LocatedValue, Plain, dotted, 
 from lockstep.config.plurals import count_noun
 
 MAX_PROBLEMS = 50  # as many as anyone will read: a wrong file may have a hundred thousand
+_MAX_KEYS = 4  # of a section, where something else was written
 ONLY_PRIVATE = "is not replaced here: only fields of type Private may refer to environment variables; write the value"
 
 # Errors that say no more than the outline does, besides those whose type ends in `_type` or `_parsing`.
@@ -91,7 +92,7 @@ def _key_path(location: tuple[str | int, ...], root: LocatedValue, outline: "Sch
 
 def _line(error: ErrorDetails, path: KeyPath, root: LocatedValue, outline: "SchemaOutline") -> str:
     kind = error["type"]
-    expected = outline.expected(path)
+    expected = _expected(path, outline)
     value = root.nearest(path).content
     if kind in ("missing", "too_long") and isinstance(value, list) and outline.is_fixed_length(path):
         return located(root, path, f"expected {expected}, got {count_noun(len(value), 'value')}")
@@ -105,6 +106,15 @@ def _line(error: ErrorDetails, path: KeyPath, root: LocatedValue, outline: "Sche
         return located(root, path, f"expected {expected}{_got(path, root, outline)}")
     message = _one_line(error["msg"].replace("Input should be", "expected"))
     return located(root, path, message + (_got(path, root, outline) if kind in _WITHOUT_VALUE else ""))
+
+
+def _expected(path: KeyPath, outline: "SchemaOutline") -> str | None:
+    """What is valid at `path`, in words; of a section, with its first keys."""
+    expected = outline.expected(path)
+    names = outline.names(path)
+    if expected != _TYPES["object"] or not names:
+        return expected
+    return f"{expected} with {', '.join(names[:_MAX_KEYS])}" + ", …" * (len(names) > _MAX_KEYS)
 
 
 def _is_worded_by_outline(kind: str) -> bool:

@@ -19,6 +19,7 @@ from pydantic_core import ErrorDetails
 from lockstep.config.config_errors import ONLY_PRIVATE, describe_problems, first_problems, located
 from lockstep.config.field_types import private_values, references
 from lockstep.config.located_value import KeyPath, LocatedValue, Plain, dotted, printable, shortened, show_value
+from lockstep.config.optimizer_settings import DEFAULT_OPTIMIZER, OWN_SETTINGS, read_optimizer_name
 from lockstep.config.yaml_document import MAX_DEPTH, parse_yaml, parse_yaml_mapping, read_yaml_text
 from lockstep.errors import ConfigError
 
@@ -107,7 +108,22 @@ def _merge_layers(earlier: LocatedValue, later: LocatedValue) -> LocatedValue:
         for given, other in (pair, pair[::-1]):
             if later.has_value_at(given) and not later.has_value_at(other):
                 earlier = earlier.without(other)
-    return earlier.merge(later)
+    return _without_former_optimizer(earlier, later).merge(later)
+
+
+def _without_former_optimizer(earlier: LocatedValue, later: LocatedValue) -> LocatedValue:
+    """`earlier` without the arguments of its optimizer, if `later` chooses another one that cannot take them."""
+    former, chosen = (layer.nearest(("optim", "name")).content for layer in (earlier, later))
+    if not isinstance(former, str):
+        former = DEFAULT_OPTIMIZER
+    if not isinstance(chosen, str) or former.lower() == chosen.lower():
+        return earlier
+    earlier = earlier.without(("optim", "arguments"))
+    if read_optimizer_name(chosen) in OWN_SETTINGS:
+        return earlier  # a setting that is for another of these has no effect
+    for setting in {setting for settings in OWN_SETTINGS.values() for setting in settings}:
+        earlier = earlier.without(("optim", setting))
+    return earlier
 
 
 def _read_with_bases(path: Path, builtin: BuiltinLookup | None) -> LocatedValue:

@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.config import placement
-from lockstep.config.placement import AGENT_PID_VARIABLE, MachineNode, Placement, Role, read_number
+from lockstep.config.placement import (
+    AGENT_PID_VARIABLE,
+    HOSTED_STORE_VARIABLE,
+    STORE_PORT_VARIABLE,
+    MachineNode,
+    Placement,
+    Role,
+    read_number,
+)
 
 # Set by the lockstep agent for its workers.
 SUPERVISION_FOLDER_VARIABLE = "LOCKSTEP_SUPERVISION"
@@ -43,6 +51,24 @@ _JOB_NAMES = frozenset(
     }
 )
 _JOB_PREFIXES = ("NCCL_", "GLOO_")
+
+# Variables that place a process in a job.
+_PLACE_NAMES = frozenset(
+    {
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "RANK",
+        "SLURM_NODEID",
+        "SLURM_PROCID",
+        "SLURM_STEP_NUM_NODES",
+        "SLURM_STEP_NUM_TASKS",
+        "WORLD_SIZE",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -128,9 +154,40 @@ def may_be_restarted() -> bool:
     return read_number(os.environ, "TORCHELASTIC_MAX_RESTARTS", default=0) > 0
 
 
+def is_port_of_no_store(port: str | None) -> bool:
+    """Would a process that joins a job at this port (None: at MASTER_PORT) wait for a store that no process hosts?
+
+    So it would in a process of our agent, at any port but that of the agent's store: torch then hosts none.
+    """
+    hosted = os.environ.get(STORE_PORT_VARIABLE)
+    is_agents = os.environ.get(HOSTED_STORE_VARIABLE) == "True"
+    return is_agents and hosted is not None and (port or os.environ.get("MASTER_PORT")) != hosted
+
+
+def is_port_of_agent(port: int) -> bool:
+    """Does the agent that started this process host the store of its job at this port?"""
+    return os.environ.get(STORE_PORT_VARIABLE) == str(port)
+
+
 def is_spawned_by_launch() -> bool:
     """Did `lockstep.launch(main, nproc=N)` start this process as a copy of its script?"""
     return SPAWNED_BY_LAUNCH_VARIABLE in os.environ
+
+
+def is_launched() -> bool:
+    """Did a launcher, lockstep's agent or torchrun, start this process?"""
+    return any(name in os.environ for name in (AGENT_PID_VARIABLE, "TORCHELASTIC_RUN_ID"))
+
+
+def hand_set_rank() -> int:
+    """The rank that RANK, or else a Slurm step, gives this process; 0 if none does."""
+    return read_number(os.environ, "RANK", default=read_number(os.environ, "SLURM_PROCID", default=0))
+
+
+def forget_hand_set_job() -> None:
+    """Remove the variables that place this process in a job."""
+    for name in _PLACE_NAMES:
+        os.environ.pop(name, None)
 
 
 def interface_variables(interface: str | None, *, one_machine: bool) -> dict[str, str]:

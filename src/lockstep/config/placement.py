@@ -19,7 +19,9 @@ Role = Literal["agent", "worker", "single"]
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = 29500
 
+HOSTED_STORE_VARIABLE = "TORCHELASTIC_USE_AGENT_STORE"  # torch's name
 AGENT_PID_VARIABLE = "LOCKSTEP_AGENT_PID"  # set by the lockstep agent for its workers
+STORE_PORT_VARIABLE = "LOCKSTEP_STORE_PORT"  # likewise: MASTER_PORT, for comparison with what a script makes of it
 
 _LOCAL_RANK_ARGUMENT = re.compile(r"--local[-_]rank=(\d+)")
 
@@ -165,7 +167,7 @@ def _from_rank_variables(environ: Mapping[str, str], argv: Sequence[str]) -> Pla
         master_addr=master_addr,
         master_port=master_port,
         launcher=launcher,
-        store_is_hosted=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        store_is_hosted=environ.get(HOSTED_STORE_VARIABLE) == "True",
         attempt=read_number(environ, "TORCHELASTIC_RESTART_COUNT", default=0),
     )
 

@@ -11,6 +11,7 @@ import yaml
 from pydantic import BaseModel
 
 from lockstep.config.config_file import read_config
+from lockstep.config.folder_remedies import IN_COMMAND, FolderRemedies
 from lockstep.config.job_schema import JobConfig
 from lockstep.config.located_value import KeyPath, Plain, dotted, show_value
 from lockstep.config.yaml_document import SCALAR_TYPES
@@ -50,6 +51,7 @@ class ResolvedSettings:
     """A validated config in the form that a run folder saves and compares."""
 
     config: JobConfig
+    remedies: FolderRemedies = IN_COMMAND
 
     def text(self) -> str:
         """The content of config.yaml."""

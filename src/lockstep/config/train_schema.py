@@ -10,7 +10,14 @@ To add keys, subclass it:
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+)
 from pydantic_core import PydanticCustomError
 
 from lockstep.config.duration import Duration
@@ -28,6 +35,7 @@ from lockstep.config.field_types import (
     require_time,
 )
 from lockstep.config.job_schema import JobConfig
+from lockstep.config.optimizer_settings import DEFAULT_OPTIMIZER, OWN_SETTINGS, owners_of, read_optimizer_name
 
 # The comment at the end of a field's line is the field's description in docs/reference/settings.md.
 
@@ -65,7 +73,7 @@ class GroupConfig(Frozen):
 class OptimConfig(Frozen):
     """The optimizer and its learning rate."""
 
-    name: Literal["sgd", "adam", "adamw"] = "adamw"
+    name: str = DEFAULT_OPTIMIZER  # sgd, adam, adamw, another class of torch.optim, or package.module:Class
     lr: Positive = 1e-3
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"  # scale lr by global batch / base_batch, or its square root
     base_batch: PositiveInt | None = Field(default=None, validate_default=True)  # the global batch lr was tuned for
@@ -74,7 +82,42 @@ class OptimConfig(Frozen):
     nesterov: Flag = False  # sgd only
     betas: tuple[_Fraction, _Fraction] = (0.9, 0.999)  # adam and adamw only
     eps: NonNegative = 1e-8  # adam and adamw only
+    arguments: FreeForm = ConfigSection()  # what else the optimizer's constructor takes, by name
     groups: tuple[GroupConfig, ...] = ()  # settings for some of the parameters
+
+    @field_validator("name")
+    @classmethod
+    def _require_name(cls, value: str) -> str:
+        # Only the form is checked here, so that reading a config imports neither torch nor what the name refers to.
+        name = read_optimizer_name(value)
+        if name is None:
+            raise PydanticCustomError(
+                "optimizer_name",
+                "expected {known}, a class of torch.optim, or package.module:Class, got {value}",
+                {"known": ", ".join(OWN_SETTINGS), "value": repr(value[:60])},
+            )
+        return name
+
+    @field_validator("momentum", "nesterov", "betas", "eps")
+    @classmethod
+    def _require_owner(cls, value: Any, info: ValidationInfo) -> Any:
+        name = info.data.get("name")
+        if name is not None and name not in OWN_SETTINGS:
+            raise PydanticCustomError(
+                "optimizer_setting",
+                "only for {owners}: for {name}, write optim.arguments.{setting}",
+                {"owners": owners_of(str(info.field_name)), "name": name, "setting": info.field_name},
+            )
+        return value
+
+    @model_serializer(mode="wrap")
+    def _omit_settings_of_others(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without the settings that `_require_owner` would refuse when the values are read back."""
+        values: dict[str, Any] = serialize(self)
+        if self.name in OWN_SETTINGS:
+            return values
+        others = {setting for settings in OWN_SETTINGS.values() for setting in settings}
+        return {name: value for name, value in values.items() if name not in others}
 
     @field_validator("base_batch")
     @classmethod

@@ -112,10 +112,13 @@ def parse_yaml(text: str, label: LineLabel, path: KeyPath = ()) -> LocatedValue 
         if loader.check_node():
             refuse(loader.next_line, "a second YAML document starts here; a config is a single document")
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
+        # A key without its colon is noticed on the next line only.
+        is_unfinished = "simple key" in (error.context or "")
+        mark = (error.context_mark if is_unfinished else None) or error.problem_mark or error.context_mark
         message = " ".join(f"{error.problem or ''} {error.context or ''}".split())
         message = re.sub("alias '.*?'", "alias", message)  # the name may be a password that begins with *
-        refuse(mark.line + 1 if mark else 1, f"not valid YAML: {printable(message)}")
+        remedy = "; indent with spaces" if r"'\t'" in message else ""
+        refuse(mark.line + 1 if mark else 1, f"not valid YAML: {printable(message)}{remedy}")
     except (ValueError, OverflowError):
         # PyYAML lets Python's own error through for an escape such as "\UFFFFFFFF", which is not a character.
         refuse(loader.get_mark().line + 1, "not valid YAML: an escape sequence does not stand for a character")

@@ -62,7 +62,9 @@ class EvaluationLoader:
     def __init__(
         self, dataset: Any, batch: int | None, world: World, *, workers: int = 0, collate: Collate | None = None
     ) -> None:
+        worker_init = None
         if isinstance(dataset, DataLoader):
+            worker_init = dataset.worker_init_fn
             batch = dataset.batch_size or batch
             workers = workers or dataset.num_workers
             collate = collate or custom_collate(dataset)
@@ -75,7 +77,7 @@ class EvaluationLoader:
         if self._length == 0:
             raise UserError("the evaluation data set is empty")
         self._world = world
-        self._workers = Workers(workers)
+        self._workers = Workers(workers, worker_init)
         self._source = create_source(dataset, collate, _SEED, in_process=workers == 0)
         self.num_chunks = -(-self._length // batch)  # over all ranks
         self._chunks: Sequence[int] = share_for_rank(self.num_chunks, world)

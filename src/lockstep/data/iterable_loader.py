@@ -17,6 +17,7 @@ from lockstep.data.lane_streams import LaneReader, LaneStreams, Reader, StreamPo
 from lockstep.data.lanes import GlobalBatch, Tail, check_batch, check_batch_range, check_tail, choose_lanes, share_lanes
 from lockstep.data.sample_source import Collate
 from lockstep.data.sample_workers import WorkerInit, Workers
+from lockstep.data.stream_check import report_difference, sum_size_and_compare
 from lockstep.data.stream_workers import read_ahead
 from lockstep.errors import UserError
 from lockstep.world.collectives import Operation, all_reduce, get_world_size
@@ -85,8 +86,14 @@ class IterableLaneLoader:
         self._world = world
         self._own_lanes = self.lanes.of(world.rank)
         self._streams = LaneStreams(
-            dataset, seed, num_lanes, global_batch // num_lanes, default_collate if collate is None else collate
+            dataset,
+            seed,
+            num_lanes,
+            global_batch // num_lanes,
+            default_collate if collate is None else collate,
+            world.size,
         )
+        self._has_reported = False
         self._saved = self._beginning()
         self._states: StreamStates | None = None  # of the latest iterator, if there is one
 
@@ -157,7 +164,10 @@ class IterableLaneLoader:
             while stop is None or number < stop:
                 read = reader.read(epoch)
                 # Needed even if every rank reads the whole stream: where one differs, that rank must not end alone.
-                size = all_reduce_int(read.size, "sum", self._world)
+                size, is_same = sum_size_and_compare(read.size, read.mark, self._world)
+                if not (is_same or self._has_reported):
+                    self._has_reported = True
+                    self._report_difference(epoch, batch * self.global_batch, read.mark)
                 if size == 0 or (self.tail == "drop" and size < self.global_batch):
                     if batch == 0:
                         raise UserError(self._explain_empty(epoch, size))
@@ -179,13 +189,20 @@ class IterableLaneLoader:
             return nullcontext(LaneReader(self._streams, self._own_lanes, start))
         return read_ahead(self._streams, self._own_lanes, start, self._workers, self._world)
 
+    def _report_difference(self, epoch: int, row: int, mark: int) -> None:
+        is_repeatable = self._streams.has_row_again(epoch, row, mark)
+        report_difference(type(self.dataset).__name__, epoch, row, mark, is_repeatable, self._world)
+
     def _beginning(self) -> dict[str, Any]:
         return {"number": 0, "epoch": 0, "batch": 0, "num_lanes": self.lanes.count, "streams": {}}
 
     def _explain_empty(self, epoch: int, size: int) -> str:
         gave = "no sample" if size == 0 else f"too few samples for a batch of global_batch={self.global_batch}"
         if epoch > 0:
-            remedy = "each epoch must be a new stream"
+            remedy = (
+                "each epoch must be a new stream, and a generator can be read only once: use an IterableDataset whose "
+                "__iter__ starts again"
+            )
         else:
             remedy = "check the data set" if size == 0 else "check the data set, or use tail='short'"
         return f"epoch {epoch} of the iterable data set gave {gave}: {remedy}"

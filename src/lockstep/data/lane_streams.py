@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 from lockstep.config.plurals import count_noun
 from lockstep.data.lanes import LaneBatch
 from lockstep.data.sample_source import Collate, note_on_error
+from lockstep.data.stream_check import NO_ROW, mark_of
 from lockstep.errors import UserError
 from lockstep.world.keyed_random import key_of, preserve_rng_states, seed_cpu_rngs
 
@@ -30,6 +31,8 @@ class StreamPosition(NamedTuple):
 
 class StreamRound(Protocol):
     """One batch of some lanes. It is not used if another lane has ended the epoch."""
+
+    mark: int  # of the first row of the batch, whichever lane it belongs to; see `stream_check.py`
 
     @property
     def size(self) -> int:
@@ -59,6 +62,7 @@ class LaneStreams:
     num_lanes: int
     lane_batch: int
     collate: Collate
+    num_ranks: int
 
     @property
     def has_lanes(self) -> bool:
@@ -75,12 +79,25 @@ class LaneStreams:
             self.dataset.set_epoch(epoch)
         return {name: self._open_one(name, epoch, saved.get(name)) for name in self.names(lanes)}
 
-    def take(self, lanes: Sequence[int], streams: Mapping[str, "SampleStream"]) -> list[list[Any]]:
+    def take(self, lanes: Sequence[int], streams: Mapping[str, "SampleStream"]) -> "TakenSamples":
         """The samples of each lane for the next batch; fewer if a stream has ended."""
         if self.has_lanes:
-            return [streams[name].take(self.lane_batch) for name in self.names(lanes)]
+            return TakenSamples([streams[name].take(self.lane_batch) for name in self.names(lanes)], NO_ROW)
         samples = streams[_WHOLE].take(self.lane_batch * self.num_lanes)
-        return [samples[lane :: self.num_lanes] for lane in lanes]
+        mark = mark_of(samples[0]) if samples and self.num_ranks > 1 else NO_ROW
+        return TakenSamples([samples[lane :: self.num_lanes] for lane in lanes], mark)
+
+    def has_row_again(self, epoch: int, row: int, mark: int) -> bool:
+        """Does a row of a stream without lanes have this mark each time the stream is read from its beginning?"""
+        if iter(self.dataset) is iter(self.dataset):  # it can be read only once: leave it alone
+            return False
+        # Twice: a generator that the data set has kept since it was made is, in a worker's process, another copy.
+        return all(self._read_mark(epoch, row) == mark for _ in range(2))
+
+    def _read_mark(self, epoch: int, row: int) -> int:
+        with preserve_rng_states():
+            rows = self.open((), epoch, {})[_WHOLE].take(row + 1)
+        return mark_of(rows[row]) if len(rows) > row else NO_ROW
 
     def _open_one(self, name: str, epoch: int, saved: StreamState | None) -> "SampleStream":
         if self.has_lanes:
@@ -101,10 +118,18 @@ class LaneStreams:
         )
 
 
+class TakenSamples(NamedTuple):
+    """The samples of some lanes for one batch, and the mark of the batch's first row."""
+
+    by_lane: list[list[Any]]
+    mark: int
+
+
 class LaneReader:
     """Reads some lanes batch by batch, in this process."""
 
     def __init__(self, streams: LaneStreams, lanes: Sequence[int], start: StreamPosition) -> None:
+        self.dataset = streams.dataset
         self._source = streams
         self._lanes = lanes
         self._start = start
@@ -121,9 +146,9 @@ class LaneReader:
                 position = self._start if self._epoch < 0 else StreamPosition(epoch, 0, {})
                 self._streams = self._source.open(self._lanes, epoch, position.streams)
                 self._epoch, self._batch = epoch, position.batch
-            samples = self._source.take(self._lanes, self._streams)
+            taken = self._source.take(self._lanes, self._streams)
         self._batch += 1
-        return LaneRound(self, samples)
+        return LaneRound(self, taken)
 
     def collated(self, index: int, samples: list[Any]) -> LaneBatch:
         """The lane at an index among this reader's lanes, of the last batch read."""
@@ -150,8 +175,8 @@ class LaneReader:
 class LaneRound:
     """What a `LaneReader` has read for one batch; collated on demand."""
 
-    def __init__(self, reader: LaneReader, samples: list[list[Any]]) -> None:
-        self.samples = samples
+    def __init__(self, reader: LaneReader, taken: TakenSamples) -> None:
+        self.samples, self.mark = taken
         self.states = reader.states()
         self._reader = reader
 

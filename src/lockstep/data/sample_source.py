@@ -10,6 +10,7 @@ which is part of a run's numerics, but not on the number of processes or workers
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from inspect import isroutine
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -35,6 +36,10 @@ class LaneRequest(NamedTuple):
 class Source(Protocol):
     """A map-style data set that is read lane by lane."""
 
+    @property
+    def dataset(self) -> Any:
+        """The data set."""
+
     def rows(self, indices: Indices) -> Sequence[Any]:
         """The rows of a matrix of indices, one per lane, in the form that a request holds."""
 
@@ -53,7 +58,7 @@ def create_source(dataset: Any, collate: Collate | None, seed: int, in_process: 
     """
     if collate is None and (table := _table_of(dataset)) is not None:
         # A worker would get an index tensor as a file in shared memory; a list is cheaper to send.
-        return TensorSource(*table, tensor_indices=in_process)
+        return TensorSource(dataset, *table, tensor_indices=in_process)
     return SampleSource(dataset, default_collate if collate is None else collate, seed)
 
 
@@ -67,6 +72,10 @@ def is_iterable(dataset: Any) -> bool:
 def dataset_length(dataset: Any) -> int:
     """The length of a map-style data set."""
     name = type(dataset).__name__
+    if isroutine(dataset):
+        raise UserError(
+            f"{dataset.__name__} is a function, not a data set: give an IterableDataset whose __iter__ yields samples"
+        )
     if is_iterable(dataset):
         raise UserError(f"{name} is an iterable data set: this needs a map-style one, with __len__ and __getitem__")
     try:
@@ -84,12 +93,14 @@ class TensorSource:
     """A `TensorDataset`, possibly inside `Subset`s: one indexing operation per tensor, and no seeding.
 
     Args:
+        dataset: the data set.
         tensors: the data set's tensors.
         subset: the rows of them to use; None for all.
         tensor_indices: do requests hold their indices as a tensor, rather than a list?
     """
 
-    def __init__(self, tensors: Sequence[Tensor], subset: Tensor | None, tensor_indices: bool) -> None:
+    def __init__(self, dataset: Any, tensors: Sequence[Tensor], subset: Tensor | None, *, tensor_indices: bool) -> None:
+        self.dataset = dataset
         self._tensors = tuple(tensors)
         self._subset = subset
         self._is_on_cpu = all(tensor.is_cpu for tensor in self._tensors)  # they may already be on the device
@@ -114,7 +125,7 @@ class SampleSource:
     """Any other data set, read sample by sample, or many at once with its `__getitems__`. [Note: sample keys]"""
 
     def __init__(self, dataset: Any, collate: Collate, seed: int) -> None:
-        self._dataset = dataset
+        self.dataset = dataset
         self._collate = collate
         self._seed = seed
         self._fetches_many = _fetches_many(dataset)
@@ -139,7 +150,7 @@ class SampleSource:
             seed_cpu_rngs(key_of(self._seed, "sample", epoch, index))
             heartbeat.enter_sample(index)
             try:
-                samples.append(self._dataset[index])
+                samples.append(self.dataset[index])
             except Exception as error:
                 error.add_note(f"lockstep: while reading sample {index} of the data set (epoch {epoch}, lane {lane})")
                 raise
@@ -150,7 +161,7 @@ class SampleSource:
         seed_cpu_rngs(key_of(self._seed, "samples", epoch, indices[0]))
         heartbeat.enter_sample(indices[0])
         with note_on_error(f"reading the samples {_listed(indices)} of the data set (epoch {epoch}, lane {lane})"):
-            samples: list[Any] = self._dataset.__getitems__(indices)
+            samples: list[Any] = self.dataset.__getitems__(indices)
         heartbeat.leave_samples()
         return samples
 

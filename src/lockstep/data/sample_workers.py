@@ -2,8 +2,12 @@
 
 [Note: DataLoader internals] Workers are those of torch's DataLoader. The functions at the end of this file are the only
 ones to use names that it does not make public (last seen in torch 2.13); each checks whether its name still exists.
+
+[Note: inherited garbage] A worker is a fork of its rank, and inherits objects that the rank has not collected yet. It
+must not collect them either: a process group of an earlier run, for one, would wait for threads that only the rank has.
 """
 
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,6 +33,10 @@ _EXIT_TIMEOUT_S = 1.0  # a process that exits closes its connections first
 
 class Fetcher(Protocol):
     """Answers requests; in worker processes, a copy of it in each."""
+
+    @property
+    def dataset(self) -> Any:
+        """The user's data set, which it reads."""
 
     def fetch(self, request: Any) -> Any:
         """The answer to a request."""
@@ -64,24 +72,35 @@ class Workers:
             yield map(source.fetch, requests)
             return
         with heartbeat.data_worker_slots(self.count) as slots:
-            results = iter(
-                DataLoader(
-                    _FetchDataset(source),
-                    batch_size=None,  # a request is for whole lanes, and its answer is already collated
-                    sampler=requests,
-                    collate_fn=_unchanged,
-                    num_workers=self.count,
-                    prefetch_factor=-(-ahead // self.count),
-                    pin_memory=world.device.type == "cuda",
-                    worker_init_fn=_WorkerStart(os.getpid(), slots, self.init),
-                    generator=torch.Generator(),  # without one it draws a number from the caller's generator
-                )
+            loader = DataLoader(
+                _FetchDataset(source),
+                batch_size=None,  # a request is for whole lanes, and its answer is already collated
+                sampler=requests,
+                collate_fn=_unchanged,
+                num_workers=self.count,
+                prefetch_factor=-(-ahead // self.count),
+                pin_memory=world.device.type == "cuda",
+                worker_init_fn=_WorkerStart(os.getpid(), slots, self.init, collects_garbage=gc.isenabled()),
+                generator=torch.Generator(),  # without one it draws a number from the caller's generator
             )
+            with _without_collecting_garbage():  # [Note: inherited garbage]
+                results = iter(loader)
             try:
                 yield _answers(results)
             finally:
                 # torch does this when the iterator is garbage-collected, which a saved traceback would delay.
                 shut_down_workers(results)
+
+
+@contextmanager
+def _without_collecting_garbage() -> Iterator[None]:
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _answers(results: Any) -> Iterator[Any]:
@@ -106,13 +125,18 @@ class _WorkerStart:
     parent: int
     slots: Sequence[int]  # in its rank's heartbeat page
     init: WorkerInit | None
+    collects_garbage: bool
 
     def __call__(self, number: int) -> None:
+        gc.freeze()  # [Note: inherited garbage]
+        if self.collects_garbage:
+            gc.enable()
         die_with_parent(self.parent)
         for each in STOP_SIGNALS:
             signal.signal(each, signal.SIG_IGN)  # the rank handles them, and needs its data until it has stopped
         heartbeat.begin_data_worker(number, self.slots)
         if self.init is not None:
+            show_dataset()
             self.init(number)
 
 
@@ -120,10 +144,10 @@ class _FetchDataset(Dataset[Any]):
     """A source as a data set for torch's DataLoader: its indices are requests."""
 
     def __init__(self, source: Fetcher) -> None:
-        self._source = source
+        self.source = source
 
     def __getitem__(self, request: Any) -> Any:
-        return self._source.fetch(request)
+        return self.source.fetch(request)
 
 
 def _unchanged(answer: Any) -> Any:
@@ -143,6 +167,13 @@ def shut_down_workers(results: Any) -> None:
 def worker_processes(results: Any) -> list[Any]:
     """The worker processes of a DataLoader's iterator; empty if they are not known."""
     return list(getattr(results, "_workers", ()))
+
+
+def show_dataset() -> None:
+    """Make `torch.utils.data.get_worker_info().dataset` the user's data set, for functions that prepare it."""
+    info: Any = get_worker_info()
+    if info is not None and isinstance(info.dataset, _FetchDataset):
+        object.__setattr__(info, "dataset", info.dataset.source.dataset)  # its own __setattr__ refuses
 
 
 def hide_worker_info() -> None:

@@ -15,6 +15,7 @@ from typing import NamedTuple, NoReturn
 from lockstep.data.lane_streams import LaneReader, LaneRound, LaneStreams, Reader, StreamPosition, StreamState
 from lockstep.data.lanes import LaneBatch
 from lockstep.data.sample_workers import Workers, hide_worker_info
+from lockstep.data.stream_check import NO_ROW
 from lockstep.errors import UserError
 from lockstep.world.world import World
 
@@ -46,6 +47,7 @@ class _Answer(NamedTuple):
     epoch: int
     lanes: list[LaneBatch]  # with a `_Failure` as data if the samples could not be collated
     states: bytes  # after this batch
+    mark: int = NO_ROW  # of the batch's first row
     failure: "_Failure | None" = None  # the samples could not be read
 
 
@@ -54,6 +56,7 @@ class _WorkerReader:
 
     def __init__(self, readers: Sequence[LaneReader]) -> None:
         self._readers = readers
+        self.dataset = readers[0].dataset
 
     def fetch(self, request: _Request) -> _Answer:
         reader = self._readers[request.worker]
@@ -63,9 +66,9 @@ class _WorkerReader:
             read = reader.read(request.epoch)
             lanes = [_collated(read, index) for index in range(len(read.samples))]
             # Pickled now: the object that an iterator returns as its state may change, and the answer is sent later.
-            return _Answer(request.epoch, lanes, pickle.dumps(read.states()))
+            return _Answer(request.epoch, lanes, pickle.dumps(read.states()), read.mark)
         except Exception as error:
-            return _Answer(request.epoch, [], b"", _Failure(error))
+            return _Answer(request.epoch, [], b"", failure=_Failure(error))
 
 
 def _collated(read: LaneRound, index: int) -> LaneBatch:
@@ -149,6 +152,7 @@ class _ReadAhead:
 class _ReadAheadRound:
     def __init__(self, answers: list[_Answer]) -> None:
         self._lanes = [lane for answer in answers for lane in answer.lanes]
+        self.mark = answers[0].mark  # a stream without lanes has one worker
         self.states = partial(_unpickled, [answer.states for answer in answers])
 
     @property

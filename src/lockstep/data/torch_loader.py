@@ -6,12 +6,13 @@ from itertools import count
 from typing import Any, Literal
 
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from lockstep.config.plurals import count_noun
 from lockstep.data.device_prefetch import prefetch_to_device
 from lockstep.data.iterable_loader import all_reduce_int
 from lockstep.data.lanes import GlobalBatch, LaneBatch, Lanes, check_batch_range
+from lockstep.data.stream_check import mark_of, sum_size_and_compare
 from lockstep.errors import UserError
 from lockstep.world.world import World
 
@@ -50,7 +51,7 @@ class TorchLoader:
         if world.is_main:
             logger.warning(
                 "this DataLoader's own order is used (%s): fast mode, no exact resume",
-                type(loader.sampler if type(loader.batch_sampler) is BatchSampler else loader.batch_sampler).__name__,
+                type(_what_orders(loader)).__name__,
             )
 
     def __len__(self) -> int:
@@ -83,6 +84,7 @@ class TorchLoader:
     def _batches(self, start: int, stop: int | None) -> Generator[GlobalBatch, None, None]:
         epoch = start // self._length if self._length else 0
         number = epoch * (self._length or 0)
+        is_compared = False
         while stop is None or number < stop:
             first = number
             for data in self._epoch(epoch):
@@ -90,6 +92,9 @@ class TorchLoader:
                     return
                 if number >= start:
                     size = 0 if data is None else _num_rows(data)
+                    if not is_compared:
+                        self._warn_if_all_read_the_same(data)
+                        is_compared = True
                     lane = LaneBatch(self._world.rank, data, size, None)
                     yield GlobalBatch(number, epoch, self._global_size(size), (lane,))
                 number += 1
@@ -119,6 +124,16 @@ class TorchLoader:
                 return
             yield None if data is _END else data
 
+    def _warn_if_all_read_the_same(self, data: Any) -> None:
+        """Compare a batch over the ranks. All of them call it for the first batch."""
+        _, are_equal = sum_size_and_compare(0, mark_of(data), self._world)
+        if are_equal and self._world.size > 1 and self._world.is_main:
+            logger.warning(
+                "all %d ranks read the same batch from this DataLoader, so they would train on the same samples: let "
+                "its sampler shard by rank, as a DistributedSampler does, or give run.loader(…) the data set itself",
+                self._world.size,
+            )
+
     def _global_size(self, own: int) -> int:
         return all_reduce_int(own, "sum", self._world) if self.joins else own * self._world.size
 
@@ -136,6 +151,14 @@ class TorchLoader:
         if all_reduce_int(own, "min", self._world) < 0:
             return None
         return all_reduce_int(own, self._deciding_rank, self._world)
+
+
+def _what_orders(loader: DataLoader[Any]) -> Any:
+    """Return what decides about a DataLoader's batches."""
+    if isinstance(loader.dataset, IterableDataset):
+        return loader.dataset
+    has_usual_batches = loader.batch_sampler is None or type(loader.batch_sampler) is BatchSampler
+    return loader.sampler if has_usual_batches else loader.batch_sampler
 
 
 def _num_rows(data: Any) -> int:

@@ -14,6 +14,7 @@ import torch
 from lockstep.world.collectives import all_reduce, barrier
 from lockstep.world.object_collectives import all_gather_object
 from lockstep.world.process_group import leave_on_exit, setup_distributed
+from lockstep.world.script_process import choose_threads
 from lockstep.world.world import World
 
 _MATRIX_WIDTH = 384
@@ -25,7 +26,7 @@ _LARGE_BYTES = 16 * 2**20
 
 def main() -> None:
     """Join the other processes, measure, and write the result on rank 0."""
-    torch.set_num_threads(1)
+    choose_threads(1)
     began = time.perf_counter()
     with leave_on_exit():
         world = setup_distributed()

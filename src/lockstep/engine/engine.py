@@ -81,6 +81,7 @@ class Engine(Protocol):
     """Computes gradients over all lanes of all ranks, in one of several ways."""
 
     can_replay: bool  # whether one rank may run its lanes again without the others
+    hides_gradients: bool  # whether the ranks hold parts of the gradients, outside the parameters' `.grad`
 
     def start_pass(self, parameters: Sequence[Parameter], *, divide_late: bool = False) -> GradientPass:
         """Start a pass for the gradients of these parameters.
@@ -127,6 +128,7 @@ class ReplicatedParameters:
     """Base of the engines that leave all gradients on every rank, so all ranks make the same update."""
 
     can_replay = True
+    hides_gradients = False
 
     def reduced(self, parameters: Sequence[Parameter]) -> ReducedGradients:
         return FullGradients(parameters)
@@ -198,8 +200,14 @@ def run_backward(
 ) -> None:
     """Run the backward pass of several losses, each multiplied by a scale of its own shape.
 
-    Losses of a Tensor subclass go through `torch.autograd.backward`, which their class may override.
+    A constant, as a term of the loss may be in some lanes, has no backward pass. Losses of a Tensor subclass go through
+    `torch.autograd.backward`, which their class may override.
     """
+    if not all(loss.requires_grad for loss in losses):
+        kept = [(loss, scale) for loss, scale in zip(losses, scales, strict=True) if loss.requires_grad]
+        losses, scales = [loss for loss, _ in kept], [scale for _, scale in kept]
+    if not losses:
+        return
     if set(map(type, losses)) == {Tensor}:
         backward_without_checks(losses, scales, retain_graph=retain_graph, inputs=inputs)
     else:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from lockstep.data.lanes import Lanes
+from lockstep.engine.compiled_models import named_parameters
 from lockstep.engine.compression import Compressor, Correction
 from lockstep.engine.ddp_reducer import GradientReducer, parameters_in_graph
 from lockstep.engine.engine import BackwardCounter, ReplicatedParameters, all_parameters, backward_inputs, run_backward
@@ -97,7 +98,7 @@ class FastEngine(ReplicatedParameters):
 
     def names_of(self, parameters: Iterable[Parameter]) -> str:
         """Return the names of the first few parameters, and how many more there are."""
-        known = {parameter: name for model in self._models for name, parameter in model.named_parameters()}
+        known = {parameter: name for model in self._models for name, parameter in named_parameters(model)}
         names = [known.get(parameter, "(unnamed)") for parameter in parameters]
         more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
         return ", ".join(names[:_MAX_NAMES]) + more
@@ -183,6 +184,7 @@ class FastPass:
         self._wait_for_counts()
         if not self._table.num_terms:
             raise UserError("no lane had a loss: call step.backward(…) in at least one")
+        self._table.check_counts()
         self._engine.broadcast_buffers(self._first_rank_with_samples() if self._engine.uneven else 0)
         if self._shared_rows is not None and self._shared_rows.is_cpu:  # on a GPU the host would wait, in every step
             self._table.check_names()

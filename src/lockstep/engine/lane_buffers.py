@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from lockstep.data.lanes import Lanes
 from lockstep.engine.comm_thread import CommThread
+from lockstep.engine.compiled_models import named_modules
 from lockstep.engine.lane_tree import TreeSum, leaf
 from lockstep.engine.torch_internals import buffer_names, get_buffer, has_running_statistics, set_buffer, version_of
 from lockstep.engine.tree_all_reduce import TreeAllReduce
@@ -199,7 +200,7 @@ def buffer_slots(modules: Iterable[nn.Module]) -> Iterable[BufferSlot]:
     """Yield the buffers of these modules and those inside them, each once."""
     seen = set()
     for root in modules:
-        for path, module in root.named_modules():
+        for path, module in named_modules(root):
             for key in buffer_names(module):
                 if (id(module), key) not in seen:
                     seen.add((id(module), key))

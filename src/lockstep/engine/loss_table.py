@@ -33,16 +33,72 @@ _NUM_COLUMNS = _FIRST_SUM + MAX_TERMS
 
 def as_terms(loss: Term | Terms) -> Terms:
     """Return a loss as terms by name. Accepts (sum, count), and terms by name with a count each."""
-    if isinstance(loss, tuple) and len(loss) == 2:
+    if type(loss) is tuple and len(loss) == 2 and _can_be_trained_on(loss[0]):  # the usual case, in every lane
         return {ONLY_TERM: loss}
-    if not isinstance(loss, Mapping):
+    terms = {ONLY_TERM: loss} if isinstance(loss, tuple) else loss
+    if not isinstance(terms, Mapping):
         raise UserError(
-            f"a loss is a sum and a count, (sum, count) or {{name: (sum, count), …}}, not a {type(loss).__name__}: "
+            f"a loss is a sum and a count, (sum, count) or {{name: (sum, count), …}}, not {_described(loss)}: "
             "return the sum over the samples and their number"
         )
-    if not 1 <= len(loss) <= MAX_TERMS:
-        raise UserError(f"a loss has 1 to {MAX_TERMS} terms, not {len(loss)}: add up terms with the same count")
-    return loss
+    if not 1 <= len(terms) <= MAX_TERMS:
+        raise UserError(f"a loss has 1 to {MAX_TERMS} terms, not {len(terms)}: add up terms with the same count")
+    for name, term in terms.items():
+        _check_term(name, term)
+    if not any(loss_sum.requires_grad for loss_sum, _ in terms.values()) and not _is_empty(terms):
+        raise UserError(
+            "the loss does not depend on any parameter that is trained: compute it with the model that is given, and "
+            "without .detach(), .item() or torch.no_grad()"
+        )
+    return terms
+
+
+def _can_be_trained_on(loss_sum: Any) -> bool:
+    return isinstance(loss_sum, Tensor) and loss_sum.requires_grad and loss_sum.numel() == 1
+
+
+def _check_term(name: str, term: Any) -> None:
+    """Raise if a term cannot be trained on. Called for every lane, so it never waits for a device."""
+    if not isinstance(term, tuple) or len(term) != 2:
+        raise UserError(f"{titled(name)} is a sum and a count, (sum, count), not {_described(term)}")
+    loss_sum = term[0]
+    if not isinstance(loss_sum, Tensor):
+        raise UserError(
+            f"{titled(name)}'s sum is {_described(loss_sum)}: return the tensor that the loss function computed, "
+            "without .item() or float()"
+        )
+    if loss_sum.numel() != 1:
+        raise UserError(
+            f"{titled(name)}'s sum has the shape {tuple(loss_sum.shape)}: return one number, as reduction='sum' or "
+            "loss.sum() gives"
+        )
+
+
+def _is_empty(terms: Terms) -> bool:
+    """Return whether a lane had nothing to compute a loss of, and says so by its counts."""
+    return all(isinstance(count, int | float) and count == 0 for _, count in terms.values())
+
+
+def check_count(name: str, loss_sum: Tensor, count: LossCount) -> None:
+    """Raise if one lane's sum cannot be divided by its count. Does not wait for a device if the count is a number."""
+    if isinstance(count, Tensor):
+        count = count.item() if count.is_cpu else 1
+    if not count > 0 and loss_sum.item() != 0:
+        raise UserError(f"{titled(name)} is not zero, but its count is {count}: return how many losses were summed")
+
+
+def titled(name: str) -> str:
+    """Return what to call a term in a message."""
+    return "the loss" if name == ONLY_TERM else f"the loss term {name!r}"
+
+
+def _described(value: Any) -> str:
+    """Describe a value of the wrong kind."""
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    if isinstance(value, tuple):
+        return f"a tuple of {len(value)}"
+    return f"a {type(value).__name__}"
 
 
 def nonzero(counts: Tensor) -> Tensor:
@@ -108,6 +164,13 @@ class LossTable:
         That sum is exact in any order, because every element is zero on all ranks but one.
         """
         self._shared = rows
+
+    def check_counts(self) -> None:
+        """Raise if a lane of this rank has a loss, but a count of zero."""
+        for row in self._rows.values():
+            for number, count in enumerate(row.counts):
+                if type(count) is not int or count <= 0:  # rarely
+                    check_count(self.names[number], row.sums[number], count)
 
     def check_names(self) -> None:
         """Raise if the ranks' losses have different terms: gradients of different terms would be added up."""

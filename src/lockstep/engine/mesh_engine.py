@@ -48,6 +48,7 @@ class MeshEngine:
     """A `FastEngine` whose gradients are reduced by FSDP and stay sharded."""
 
     can_replay = False  # a lane that one rank alone runs again would wait for the others
+    hides_gradients = False
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ from lockstep.engine.engine import (
     run_backward,
 )
 from lockstep.engine.gradient_math import all_finite, scale_gradients
-from lockstep.engine.loss_table import LossCount, Terms, as_count, nonzero
+from lockstep.engine.loss_table import LossCount, Terms, as_count, check_count, nonzero
 from lockstep.errors import UserError
 from lockstep.world.world import World
 
@@ -62,6 +62,7 @@ class OneLanePass:
         self._parameters = parameters
         self._inputs = inputs
         self._backwards = BackwardCounter()
+        self._names: list[str] = []
         self._sums: list[Tensor] = []
         self._counts: list[LossCount] = []
         for parameter in parameters:
@@ -75,8 +76,9 @@ class OneLanePass:
         if self._backwards.count == 1:
             require_no_gradients(self._parameters)
         losses, scales = [], []
-        for loss_sum, count in terms.values():
+        for name, (loss_sum, count) in terms.items():
             count = count if type(count) is int else as_count(count)
+            self._names.append(name)
             self._sums.append(loss_sum.detach())
             self._counts.append(count)
             losses.append(loss_sum)
@@ -94,7 +96,12 @@ class OneLanePass:
     def finish(self) -> None:
         if not self._backwards.count:
             raise UserError("no lane had a loss: call step.backward(…) in at least one")
-        if self._backwards.count > 1:
+        if self._backwards.count == 1:
+            for number, count in enumerate(self._counts):
+                if type(count) is not int or count <= 0:  # rarely
+                    check_count(self._names[number], self._sums[number], count)
+        else:
+            check_count(self._names[0], torch.stack([each.reshape(()) for each in self._sums]).sum(), sum(self._counts))
             gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
             scale_gradients(gradients, 1.0 / self._total_count())
 

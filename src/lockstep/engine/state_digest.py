@@ -16,6 +16,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from lockstep.data.lanes import GlobalBatch
+from lockstep.engine.compiled_models import named_buffers, named_parameters, state_by_name
 from lockstep.events.jsonl import JsonlWriter
 from lockstep.events.step_trace import TRACE_PHASES, Phases
 from lockstep.world.object_collectives import all_gather_object
@@ -40,10 +41,10 @@ def state_of(
     """
     state: dict[str, Tensor] = {}
     for prefix, model in models.items():
-        for name, tensor in model.state_dict(keep_vars=True).items():
+        for name, tensor in state_by_name(model, keep_vars=True).items():
             if isinstance(tensor, Tensor):
                 state[f"{prefix}/{name}"] = tensor.detach()
-        for name, buffer in model.named_buffers(remove_duplicate=False):  # also those that are not persistent
+        for name, buffer in named_buffers(model):
             state[f"{prefix}/{name}"] = buffer.detach()
     for prefix, optimizer in (optimizers or {}).items():
         owners = {owner: optimizer.state.get(p, {}) for owner, p in parameters_by_name(optimizer, models).items()}
@@ -57,7 +58,7 @@ def parameters_by_name(optimizer: Optimizer, models: Mapping[str, nn.Module]) ->
     """Return an optimizer's parameters by their names in the models; one that no model has, by its number."""
     names: dict[int, str] = {}
     for prefix, model in models.items():
-        for name, parameter in model.named_parameters():
+        for name, parameter in named_parameters(model):
             names.setdefault(id(parameter), f"{prefix}/{name}")
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return {names.get(id(parameter), str(index)): parameter for index, parameter in enumerate(parameters)}

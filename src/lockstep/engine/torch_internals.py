@@ -21,6 +21,8 @@ _engine_run_backward: Any = getattr(graph, "_engine_run_backward", None)
 _norm_base: Any = getattr(batchnorm, "_NormBase", None)
 _batch_norm_base: Any = getattr(batchnorm, "_BatchNorm", None)
 
+COMPILED_CHILD = "_orig_mod"  # what `torch.compile` calls the original module inside its wrapper
+
 _NORM_CLASSES: tuple[type[nn.Module], ...] = (
     nn.BatchNorm1d,
     nn.BatchNorm2d,
@@ -37,8 +39,11 @@ _NORM_CLASSES: tuple[type[nn.Module], ...] = (
     nn.LazyInstanceNorm3d,
 )
 
+_REDUCTION_MEAN = 1  # as ATen counts: none, mean, sum
+_NODES_OF_VIEWS = frozenset({"ViewBackward0", "SqueezeBackward0", "ReshapeAliasBackward0", "ToCopyBackward0"})
 
-# Autograd: `torch.autograd.graph._engine_run_backward`, `Tensor._version`, `Tensor._values`
+
+# Autograd: `torch.autograd.graph._engine_run_backward`, `Tensor._version`, `Tensor._values`, nodes' `_saved_…`
 
 
 def backward_without_checks(
@@ -73,6 +78,43 @@ def stored_values(sparse: Tensor) -> Tensor:
     Relies on `Tensor._values`: the public `values()` needs a coalesced tensor, and coalescing adds duplicates up.
     """
     return sparse._values()
+
+
+def is_mean(loss: Tensor, count: float) -> bool:
+    """Return whether a loss was computed as a mean over `count` losses.
+
+    That is: by a loss function's own reduction, by `mean()`, or by a division by the count. Sums of means are means,
+    too, and so are parts of one, as label smoothing makes them; a mean that was multiplied by its count is none. Relies
+    on the names of autograd's nodes and on their `_saved_reduction` and `_saved_other`; without them, no loss counts as
+    a mean.
+    """
+    return _is_mean_node(loss.grad_fn, count)
+
+
+def _is_mean_node(node: Any, count: float) -> bool:
+    if node is None:
+        return False
+    name, other = node.name(), getattr(node, "_saved_other", None)
+    if name.startswith("MeanBackward") or getattr(node, "_saved_reduction", None) == _REDUCTION_MEAN:
+        return True
+    if name == "DivBackward0":
+        return isinstance(other, Tensor) and other.numel() == 1 and other.item() == count
+    inputs = [each for each, _ in node.next_functions if each is not None]
+    if name == "AddBackward0":
+        return all(_is_mean_node(each, count) for each in inputs)
+    is_part = name == "MulBackward1" and isinstance(other, int | float) and abs(other) <= 1
+    return (is_part or name in _NODES_OF_VIEWS) and _is_mean_node(inputs[0], count)
+
+
+# A tensor without values: `torch.Tensor._make_wrapper_subclass`
+
+
+def make_without_values(kind: type[Tensor], like: Tensor) -> Tensor:
+    """Return a tensor of a subclass with this one's shape, dtype and device, but no values.
+
+    Relies on `Tensor._make_wrapper_subclass`; there is no public name for it.
+    """
+    return Tensor._make_wrapper_subclass(kind, like.shape, dtype=like.dtype, device=like.device)
 
 
 # Operations on lists of tensors: `torch._foreach_*`, `torch._amp_foreach_non_finite_check_and_unscale_`
@@ -135,7 +177,8 @@ def _one(device: torch.device) -> Tensor:
     return torch.ones(1, device=device)
 
 
-# Modules: `Module._buffers`, `_NormBase` and `_BatchNorm` of batchnorm, the class that `fully_shard` makes
+# Modules: `Module._buffers`, `_NormBase` and `_BatchNorm` of batchnorm, the classes that `fully_shard` and
+# `torch.compile` make, `Module._compiled_call_impl`
 
 
 def buffer_names(module: nn.Module) -> list[str]:
@@ -180,6 +223,21 @@ def class_before_sharding(module: nn.Module) -> type[nn.Module]:
     if any(base.__name__ == "FSDPModule" for base in kind.__bases__):
         return next(base for base in kind.__bases__ if base.__name__ != "FSDPModule")
     return kind
+
+
+def compiled_child(module: nn.Module) -> nn.Module | None:
+    """Return the original module inside a wrapper that `torch.compile` has made; None for any other module.
+
+    Relies on the name of the wrapper's class and that of its child; there is no public way to the original.
+    """
+    if class_before_sharding(module).__name__ != "OptimizedModule":
+        return None
+    return next((child for name, child in module.named_children() if name == COMPILED_CHILD), None)
+
+
+def is_compiled_in_place(module: nn.Module) -> bool:
+    """Return whether `module.compile()` was called. Relies on `_compiled_call_impl`; without it the answer is no."""
+    return getattr(module, "_compiled_call_impl", None) is not None
 
 
 # DistributedDataParallel: `_check_reducer_finalized`

@@ -17,6 +17,7 @@ from torch.nn import Parameter
 from lockstep.data.lanes import Lanes
 from lockstep.engine.buckets import make_buckets
 from lockstep.engine.comm_thread import CommJob, CommThread
+from lockstep.engine.compiled_models import named_modules, named_parameters
 from lockstep.engine.engine import (
     BackwardCounter,
     CommStats,
@@ -86,6 +87,7 @@ class TreeEngine:
         self.buffers = LaneBuffers(models, buffer_rules)
         self._bucket_bytes = bucket_bytes
         self.sharding = sharding if self.comm is not None else None
+        self.hides_gradients = self.sharding is not None
         self._all_parameters = all_parameters(models)
         self._trees: dict[tuple[int, ...], list[GradientTree]] = {}
 
@@ -102,7 +104,7 @@ class TreeEngine:
 
     def name_of(self, parameter: Parameter) -> str:
         """Return a parameter's name in its model."""
-        names = (name for model in self._models for name, other in model.named_parameters() if other is parameter)
+        names = (name for model in self._models for name, other in named_parameters(model) if other is parameter)
         return next(names, "(unnamed)")
 
     def holders(self, parameters: Sequence[Parameter]) -> Sequence[Parameter]:
@@ -197,6 +199,7 @@ class TreePass:
         if self._versions != [version_of(parameter) for parameter in self._parameters]:
             self._raise_changed_parameter()
         self._engine.buffers.check()
+        self._table.check_counts()
         self._send_table()
         if self._engine.comm is None or self._engine.all_reduce is None:
             return
@@ -279,7 +282,7 @@ class TreePass:
 
 
 def _refuse_collectives_in_forward(model: nn.Module) -> None:
-    for name, module in model.named_modules():
+    for name, module in named_modules(model):
         if isinstance(module, nn.SyncBatchNorm):
             raise UserError(
                 f"{name} is a SyncBatchNorm, whose statistics depend on the number of processes: "

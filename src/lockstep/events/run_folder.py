@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
+from lockstep.config.folder_remedies import IN_SCRIPT, FolderRemedies
 from lockstep.errors import UserError
 from lockstep.events.atomic_files import flush, write_atomic
 from lockstep.events.jsonl import parse_json, read_jsonl
@@ -20,11 +21,15 @@ from lockstep.events.jsonl import parse_json, read_jsonl
 RUN_FORMAT_VERSION = 1
 
 _MAX_FILE_BYTES = 2**20  # of run.json and config.yaml
-_CHOOSE_ANOTHER = "choose another folder (--run; in a script, the first argument of Run)"
 
 
 class RunSettings(Protocol):
     """What a run was asked to do, in a form that can be saved and compared: a config, or a script's arguments."""
+
+    @property
+    def remedies(self) -> FolderRemedies:
+        """What messages tell whoever started the run."""
+        ...
 
     def text(self) -> str:
         """The content of config.yaml."""
@@ -44,6 +49,11 @@ class ScriptSettings:
     """Settings that a script passed as arguments, saved as JSON, which is YAML too. Needs no pydantic and no PyYAML."""
 
     values: Mapping[str, Any]
+
+    @property
+    def remedies(self) -> FolderRemedies:
+        """A script has no options of its own."""
+        return IN_SCRIPT
 
     def text(self) -> str:
         """The content of config.yaml."""
@@ -129,6 +139,10 @@ class RunFolder:
         """The designs that each rank of a search has evaluated."""
         return self.path / "evaluations"
 
+    def has_checkpoint(self) -> bool:
+        """Is there a committed checkpoint, from which the same command would continue?"""
+        return self.run_json.exists() and any(self.checkpoints.glob("step-*"))
+
     def rank_log(self, rank: int) -> Path:
         """One rank's timing and memory."""
         return self.path / "ranks" / f"{rank}.jsonl"
@@ -145,10 +159,9 @@ class RunFolder:
             force: accept any other settings, and save them.
         """
         try:
-            if self._is_foreign():
-                raise UserError(f"{self.path} exists and is not a run folder: {_CHOOSE_ANOTHER}")
+            self._check_contents(settings.remedies)
             self._create()
-            lock = self._lock()
+            lock = self._lock(settings.remedies)
             try:
                 enter = partial(self._resume, force=force) if self.run_json.exists() else self._start
                 return Claim(enter(settings, fingerprint), self._next_attempt(), lock)
@@ -165,15 +178,33 @@ class RunFolder:
         for path in new:
             flush(path.parent)
 
-    def _is_foreign(self) -> bool:
+    def _check_contents(self, remedies: FolderRemedies) -> None:
+        """Raise a `UserError` if a new run here would overwrite or continue what no run wrote; other files may stay."""
         if not self.path.exists() or self.run_json.exists():
-            return False
-        # A start that was killed before it wrote run.json leaves a config, a lock and drafts.
-        return any(entry != self.config and not entry.name.startswith(".") for entry in self.path.iterdir())
+            return
+        # A start that was killed before it wrote run.json leaves a lock, drafts and perhaps a config.
+        owned = [self.events, self.trace, self.history, self.ledger]
+        owned += [self.checkpoints, self.evaluations, self.rank_log(0).parent]
+        owned += [] if self._lock_file.exists() else [self.config]
+        taken = next((path.name for path in owned if path.exists()), None)
+        if taken is not None:
+            raise UserError(
+                f"{self.path} is not a run folder (it has no run.json), but its {taken} would be taken for the run's: "
+                f"{remedies.another_folder}"
+            )
+        inner = next((entry for entry in self.path.iterdir() if RunFolder(entry).run_json.exists()), None)
+        if inner is not None:
+            raise UserError(
+                f"{self.path} is not a run folder, but holds runs, such as {inner}: {remedies.another_folder}"
+            )
 
-    def _lock(self) -> TextIO:
+    @property
+    def _lock_file(self) -> Path:
+        return self.path / ".lock"
+
+    def _lock(self, remedies: FolderRemedies) -> TextIO:
         """A lock that ends with this process, however it ends, and that forked processes do not inherit."""
-        lock = (self.path / ".lock").open("a+")
+        lock = self._lock_file.open("a+")
         if sys.platform != "win32":
             import fcntl
 
@@ -183,7 +214,9 @@ class RunFolder:
                 lock.seek(0)
                 owner = lock.read(200).strip()
                 lock.close()
-                raise UserError(f"{self.path} is in use by {owner}: wait for it to end, or {_CHOOSE_ANOTHER}") from None
+                raise UserError(
+                    f"{self.path} is in use by {owner}: wait for it to end, or {remedies.another_folder}"
+                ) from None
         lock.truncate(0)
         lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         lock.flush()
@@ -209,7 +242,7 @@ class RunFolder:
             except ValueError:
                 content = None
         if not isinstance(content, dict) or not isinstance(content.get("run_id"), str):
-            raise UserError(f"{self.run_json} is damaged: {_CHOOSE_ANOTHER}")
+            raise UserError(f"{self.run_json} is damaged: choose another folder")
         if content.get("format") != RUN_FORMAT_VERSION:
             raise UserError(
                 f"{self.run_json}: expected format {RUN_FORMAT_VERSION}, got {content.get('format')!r}: "
@@ -222,10 +255,10 @@ class RunFolder:
         if content.get("config_digest") != settings.digest():
             changes = settings.changes_since(self.config)
             if changes and not force:
+                remedies = settings.remedies
                 raise UserError(
-                    f"{self.path} holds a run with another config: {_CHOOSE_ANOTHER}, or pass --force (in a script: "
-                    'resume="force") to continue it with the new config\n'
-                    + "\n".join(f"  {change}" for change in changes)
+                    f"{self.path} holds a run with another config: {remedies.another_folder}, or pass {remedies.force} "
+                    "to continue it with the new config\n" + "\n".join(f"  {change}" for change in changes)
                 )
             changed = {**content, "config_digest": settings.digest()}
             if changes:  # from here on the result depends on these

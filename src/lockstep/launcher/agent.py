@@ -21,7 +21,7 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from lockstep.config import environment
 from lockstep.config.placement import AGENT_PID_VARIABLE, MachineNode, is_loopback
 from lockstep.config.plurals import count_noun
-from lockstep.errors import EXIT_FAILED, EXIT_STOPPED
+from lockstep.errors import EXIT_FAILED
 from lockstep.launcher.elastic_adapter import (
     ElasticAgentAdapter,
     RanksState,
@@ -34,9 +34,18 @@ from lockstep.launcher.rank_monitor import RankMonitor
 from lockstep.launcher.rank_processes import RankProcesses, RankStartError
 from lockstep.launcher.rendezvous import FreshStoreRendezvous
 from lockstep.launcher.restart_policy import RestartDecision, RestartPolicy
+from lockstep.launcher.stop_outcome import StopOutcome, judge_stop
 from lockstep.launcher.tcp_store import interface_towards, wait_for_hostname
 from lockstep.supervision.agent_folder import agent_folder, clear_rank_files
-from lockstep.supervision.failure_report import FailureContext, FailureVerdict, explain_failure, write_incident
+from lockstep.supervision.collective_mismatch import find_deviation
+from lockstep.supervision.failure_report import (
+    FailureContext,
+    FailureVerdict,
+    RankExit,
+    aborted_rank,
+    explain_failure,
+    write_incident,
+)
 from lockstep.supervision.hang_detector import HangDetector
 from lockstep.supervision.hang_report import HangReport
 from lockstep.supervision.heartbeat import COMPILER, LOOP_PHASES
@@ -84,8 +93,9 @@ def run_agent(
             try:
                 result = agent.run()
             except SignalException as stop:
-                agent.say(agent.stop_message or f"stopped on request ({stop.sigval.name})")
-                return EXIT_STOPPED
+                outcome = agent.judge_stop(stop.sigval)
+                agent.say(outcome.message)
+                return outcome.exit_code
     if result is None or result.is_failed():
         return agent.verdict.exit_code if agent.verdict else EXIT_FAILED  # None: another machine ended the job
     return 0
@@ -104,13 +114,13 @@ class Agent(ElasticAgentAdapter):
     ) -> None:
         super().__init__(nproc, rendezvous, options.max_restarts)
         self.verdict: FailureVerdict | None = None  # on the last failure
-        self.stop_message = ""  # of a rank that stopped on request
         self._processes = processes
         self._folder = folder
         self._options = options
         self._restart_policy = RestartPolicy(options.max_restarts)
         self._memory_kills = OutOfMemoryKills()
         self._monitor = RankMonitor(folder, processes, [])
+        self._exits_after_request: Sequence[RankExit] = ()
         self._hang_detector: HangDetector | None = None
         if options.hang_limit_s is not None:
             self._hang_detector = HangDetector(
@@ -118,6 +128,7 @@ class Agent(ElasticAgentAdapter):
                 # Not bound methods: the detector outlives the attempt, and each attempt has a new monitor.
                 lambda rank: self._monitor.files(rank),
                 lambda rank: self._monitor.heartbeat(rank),
+                stop_limit_s=None if options.on_hang == "report" else options.hang_stop_s,
             )
 
     def say(self, text: str) -> None:
@@ -147,7 +158,9 @@ class Agent(ElasticAgentAdapter):
             self._tell_other_machines()  # if a rank there fails at its very end, they must not wait for us to restart
             return RanksState.SUCCEEDED
         if self._monitor.has_dead_rank():
-            self._conclude(explain_failure(self._monitor.wait_for_cause(), self._context()))
+            exits = self._monitor.wait_for_cause()
+            collectives = self._monitor.last_collectives(exits) if aborted_rank(exits) is not None else {}
+            self._conclude(explain_failure(exits, self._context(), find_deviation(collectives)))
             return RanksState.FAILED
         exits = self._monitor.exits()
         if self._hang_detector is not None:
@@ -198,9 +211,11 @@ class Agent(ElasticAgentAdapter):
             if not is_terminated and waited_s > grace_s - min(_TERMINATE_BEFORE_END_S, grace_s / 2):
                 is_terminated = True
                 self._terminate_ranks_that_missed_the_interrupt()
-        for end in self._monitor.exits():
-            if end.report is not None and end.report.exit_code == EXIT_STOPPED:
-                self.stop_message = end.report.error.partition(": ")[2]
+        self._exits_after_request = self._monitor.exits()
+
+    def judge_stop(self, number: signal.Signals) -> StopOutcome:
+        """Say how the job ended that this signal has stopped."""
+        return judge_stop(number, self._exits_after_request, self._monitor.run_folder())
 
     def _terminate_ranks_that_missed_the_interrupt(self) -> None:
         """Send SIGTERM to ranks that have not reacted to SIGINT: Python may lose one, during an import for example.
@@ -222,12 +237,12 @@ class Agent(ElasticAgentAdapter):
         return handler.num_restarts if isinstance(handler, FreshStoreRendezvous) else self._restart_policy.num_made
 
     def _end_hang(self, hang: HangReport) -> bool:
-        """Handle a hang as configured; return False if it was only reported."""
+        """Handle a hang as configured; return False if it was only reported, as one that may be none always is."""
         heartbeats = self._monitor.heartbeats().values()
         is_in_loop = any(each is not None and each.phase in LOOP_PHASES for each in heartbeats)
         can_resume = is_in_loop or self._monitor.run_folder() is not None
         action = self._options.on_hang or ("restart" if can_resume else "stop")
-        if action == "report":
+        if action == "report" or not hang.must_end:
             self._print(hang.verdict)
             self._write_incident("hang", hang.verdict, hang.facts)
             return False

@@ -32,6 +32,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousHandler
 from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
+from lockstep.config.placement import HOSTED_STORE_VARIABLE, STORE_PORT_VARIABLE
 from lockstep.config.tested_versions import TESTED_TORCH
 from lockstep.errors import UserError
 
@@ -148,7 +149,7 @@ class ElasticAgentAdapter(SimpleElasticAgent, ABC):
         self.end_ranks()
 
     def _variables(self, group: WorkerGroup, worker: Any) -> dict[str, str]:
-        """Return what torchrun sets for a worker, by the same names."""
+        """Return what torchrun sets for a worker, by the same names, and once more the store's port."""
         spec, handler = group.spec, group.spec.rdzv_handler
         return {
             "RANK": str(worker.global_rank),
@@ -165,7 +166,8 @@ class ElasticAgentAdapter(SimpleElasticAgent, ABC):
             "TORCHELASTIC_RESTART_COUNT": str(self.restart_count()),
             "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
             "TORCHELASTIC_RUN_ID": handler.get_run_id(),
-            "TORCHELASTIC_USE_AGENT_STORE": str(handler.use_agent_store),
+            HOSTED_STORE_VARIABLE: str(handler.use_agent_store),
+            STORE_PORT_VARIABLE: str(group.master_port),
         }
 
 

@@ -38,6 +38,7 @@ from lockstep.supervision.linux_processes import (
     own_children,
     signal_on_parent_death,
 )
+from lockstep.supervision.process_title import describe_target, title_fork_server
 
 WARM = "warm"
 COLD = "cold"  # each rank is a fresh interpreter, for scripts that must import torch themselves
@@ -55,6 +56,7 @@ def main() -> NoReturn:
     connection = socket.socket(fileno=int(sys.argv[1]))
     is_warm, target = sys.argv[2] == WARM, sys.argv[3:]
     become_subreaper()
+    title_fork_server(describe_target(target))
     # A signal to the whole job reaches this process too, and its end would kill the ranks before they have saved.
     handlers = {number: signal.signal(number, signal.SIG_IGN) for number in _IGNORED_SIGNALS}
     ranks = _ForkedRanks(connection, target, handlers, is_warm=is_warm)

@@ -19,6 +19,7 @@ from lockstep.config import environment
 from lockstep.config.placement import DEFAULT_PORT, LOOPBACK, MachineNode
 from lockstep.errors import UserError
 from lockstep.launcher.rank_processes import RankProcesses
+from lockstep.supervision.process_title import describe_target, titled_agent
 
 OnHang = Literal["restart", "stop", "report"]
 
@@ -31,7 +32,8 @@ class SupervisionOptions:
     min_nproc: int | None = None  # if restarts do not help, continue with fewer processes, but at least this many
     grace_s: float = 30.0  # for ranks to end by themselves after a stop request
     hang_limit_s: float | None = 30.0  # without a sign of life; None: do not look for hangs
-    on_hang: OnHang | None = None  # None: restart what can resume, stop anything else
+    hang_stop_s: float | None = 1800.0  # without one, before a job that may be healthy ends; None: it never does
+    on_hang: OnHang | None = None  # when it ends; None: restart what can resume, stop anything else
     is_warm: bool = True  # ranks have torch imported when they start: [Note: fork server]
     incidents: Path | None = None  # folder for reports if the job has no run folder
 
@@ -60,6 +62,8 @@ def start_agent(plan: LaunchPlan, target: Sequence[str]) -> int:
         )
     check_plan(plan)
     check_target(target)
+    if (notice := _unused_address(plan)) is not None:
+        print(f"lockstep: {notice}", file=sys.stderr)
     processes = RankProcesses(target, is_warm=plan.supervision.is_warm)
     try:
         processes.prepare()  # the fork server imports torch while we do
@@ -67,7 +71,8 @@ def start_agent(plan: LaunchPlan, target: Sequence[str]) -> int:
         from lockstep.launcher.agent import count_devices, run_agent
 
         nproc = count_devices() if plan.nproc == "auto" else plan.nproc
-        return run_agent(processes, nproc, node_of(plan, nproc), plan.supervision, rdzv_endpoint=plan.rdzv_endpoint)
+        with titled_agent(describe_target(target)):
+            return run_agent(processes, nproc, node_of(plan, nproc), plan.supervision, rdzv_endpoint=plan.rdzv_endpoint)
     finally:
         processes.close()
 
@@ -104,18 +109,45 @@ def _check_supervision(options: SupervisionOptions) -> None:
         raise UserError(f"--grace {options.grace_s}: expected a number of seconds, 0 or more")
     if options.hang_limit_s is not None and not 0 < options.hang_limit_s < math.inf:
         raise UserError(f"--hang-limit {options.hang_limit_s:g}: expected a number of seconds above 0, or off")
+    if options.hang_stop_s is not None and not 0 < options.hang_stop_s < math.inf:
+        raise UserError(f"--hang-stop {options.hang_stop_s:g}: expected a number of seconds above 0, or off")
 
 
 def check_target(target: Sequence[str]) -> None:
     """Raise a `UserError` if the script, or the package of `-m module`, does not exist."""
     if target[0] != "-m":
-        if not Path(target[0]).is_file():
-            raise UserError(f"{target[0]}: no such script")
+        if (problem := _problem_with_script(Path(target[0]))) is not None:
+            raise UserError(f"{target[0]}: {problem}")
         return
     package, _, _ = target[1].partition(".")
     # Only the top-level package: looking for a submodule would import it.
     if PathFinder.find_spec(package, [str(Path.cwd()), *sys.path]) is None and package not in sys.builtin_module_names:
         raise UserError(f"-m {target[1]}: no module named {package}")
+
+
+def _problem_with_script(script: Path) -> str | None:
+    if script.suffix == ".ipynb":
+        return "a notebook is not a script: `jupyter nbconvert --to script` makes one of it"
+    if script.suffix in (".yaml", ".yml"):
+        return f"a config is not a script: `lockstep train {script}` trains it"
+    if script.is_dir() and not (script / "__main__.py").exists():
+        return "a folder, not a script: name the script in it"
+    if script.exists():
+        return None
+    if script.name.startswith("-"):
+        return "neither a script nor an option of `lockstep run`: see its --help"
+    if script.name.startswith("python") or script.name in ("torchrun", "accelerate"):
+        return "no such script: `lockstep run` starts Python and the processes itself, so name the script alone"
+    return "no such script"
+
+
+def _unused_address(plan: LaunchPlan) -> str | None:
+    """Return what to say if the plan has an address for machines to meet at, and there is only one machine."""
+    given = {"--master-addr": plan.master_addr, "--master-port": plan.master_port}
+    unused = [f"{option} {value}" for option, value in given.items() if value is not None]
+    if not unused or (plan.nnodes or 1) > 1:
+        return None
+    return f"not used: {' '.join(unused)}; without several machines (--nnodes), every start takes a free port"
 
 
 def node_of(plan: LaunchPlan, nproc: int) -> MachineNode:

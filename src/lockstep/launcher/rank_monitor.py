@@ -13,8 +13,9 @@ from pathlib import Path
 from lockstep.launcher.rank_processes import RankProcesses
 from lockstep.supervision.agent_folder import RankFiles
 from lockstep.supervision.failure_report import RankExit, has_only_victims, read_announced_exit, read_error_report
+from lockstep.supervision.flight_recorder import Collective, read_collectives
 from lockstep.supervision.heartbeat import Heartbeat, HeartbeatPage
-from lockstep.supervision.rank_probe import RankStatus
+from lockstep.supervision.rank_probe import RankStatus, ask_for_collectives
 
 _CAUSE_MAY_LAG_S = 3.0
 _POLL_INTERVAL_S = 0.05
@@ -60,6 +61,15 @@ class RankMonitor:
         while has_only_victims(exits := self.exits()) and time.monotonic() < deadline:
             self._processes.poll(_POLL_INTERVAL_S)
         return exits
+
+    def last_collectives(self, exits: Sequence[RankExit]) -> dict[int, list[Collective]]:
+        """Return the last collectives of the ranks that are running, or have failed because they lost contact."""
+        running = {
+            end.rank: end.heartbeat.num_acknowledgements for end in exits if end.exit_code is None and end.heartbeat
+        }
+        ask_for_collectives(running, self.files, self.heartbeat)
+        victims = {end.rank for end in exits if end.report is not None and end.report.communication}
+        return {rank: read_collectives(self.files(rank).collectives) for rank in sorted(victims.union(running))}
 
     def statuses(self, exits: Sequence[RankExit]) -> list[RankStatus]:
         """Return `exits` in the form that the hang detector takes."""

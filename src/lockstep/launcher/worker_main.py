@@ -23,10 +23,14 @@ from typing import NoReturn
 
 from lockstep.config import environment
 from lockstep.errors import LockstepError
+from lockstep.launcher.exit_callbacks import closing_at_exit
+from lockstep.launcher.join_reminder import remind_to_join
+from lockstep.launcher.nested_jobs import error_of_child, recognize_nested_jobs
 from lockstep.supervision import heartbeat
 from lockstep.supervision.agent_folder import RankFiles
-from lockstep.supervision.flight_recorder import start_listener
+from lockstep.supervision.flight_recorder import start_listener, write_collectives
 from lockstep.supervision.io_recorder import OutputRecord, record_output
+from lockstep.supervision.process_title import describe_target, title_forks_of_rank, title_rank
 from lockstep.supervision.stack_dumps import STACKS_SIGNAL
 from lockstep.supervision.step_recorder import record_steps
 
@@ -54,6 +58,13 @@ def main(arguments: list[str]) -> NoReturn:
         faulthandler.register(STACK_DUMP_SIGNAL, all_threads=True)
     if files is not None:
         _begin_supervision(files)
+        place = environment.read_placement()
+        title_rank(place, describe_target(arguments))
+        title_forks_of_rank()
+        if "torch" in sys.modules:  # as in every warm rank
+            recognize_nested_jobs()
+            if place.rank == 0 and place.world_size > 1:
+                remind_to_join(place)
     if (request := environment.read_verify_request()) is not None:
         _record_for_verify(request)
     # Flush every line: several ranks share a terminal, and a pipe would hold back a dying rank's last lines.
@@ -73,7 +84,10 @@ def main(arguments: list[str]) -> NoReturn:
         code = 1
         try:
             if files is not None:
-                write_error_report(error, files.report)  # the agent prints all reports, the cause first
+                if _is_communication_failure(error):
+                    with suppress(OSError):
+                        write_collectives(files.collectives)  # what it waited in may show which rank is the cause
+                write_error_report(error_of_child(error), files.report)  # the agent prints all reports, the cause first
         except OSError:
             files = None
         if files is None:
@@ -137,24 +151,26 @@ def _exit(code: int, files: RankFiles | None) -> NoReturn:
 
 
 def run_target(arguments: list[str]) -> None:
-    """Run a script, or `-m` a module, in this process as `python` would."""
-    if arguments[0] == "-m":
-        sys.argv = arguments[1:]
-        sys.path.insert(0, str(Path.cwd()))
-        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
-    else:
-        sys.argv = arguments
-        sys.path.insert(0, str(Path(arguments[0]).resolve().parent))
-        runpy.run_path(arguments[0], run_name="__main__")
+    """Run a script, or `-m` a module, in this process as `python` would; then close the runs that it has left open."""
+    with closing_at_exit():
+        if arguments[0] == "-m":
+            sys.argv = arguments[1:]
+            sys.path.insert(0, str(Path.cwd()))
+            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = arguments
+            sys.path.insert(0, str(Path(arguments[0]).resolve().parent))
+            runpy.run_path(arguments[0], run_name="__main__")
 
 
 def write_error_report(error: BaseException, path: Path) -> None:
     """Write what made a rank fail, in the format of `supervision.failure_report.ErrorReport`."""
     is_deliberate = isinstance(error, LockstepError)
     text = "".join(traceback.format_exception_only(error)).rstrip()
+    is_in_one_line = is_deliberate or isinstance(error, SyntaxError)  # whose text begins with the line of code
     report = {
         "time": time.time(),
-        "error": f"{type(error).__name__}: {error}" if is_deliberate else _shortened(text),
+        "error": f"{type(error).__name__}: {error}" if is_in_one_line else _shortened(text),
         "traceback": _shortened(user_traceback(error)),
         "deliberate": is_deliberate,
         "exit_code": error.exit_code if isinstance(error, LockstepError) else None,

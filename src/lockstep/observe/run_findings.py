@@ -5,6 +5,7 @@ from statistics import median
 from typing import NamedTuple
 
 from lockstep.config.plurals import count_noun
+from lockstep.observe.jsonl_tail import parse_count
 from lockstep.observe.run_record import RunRecord
 from lockstep.observe.step_timing import RankTimes, Straggler, find_straggler
 from lockstep.observe.text_format import format_percent, format_seconds
@@ -34,7 +35,7 @@ def run_findings(record: RunRecord) -> list[RunFinding]:
         found.append(RunFinding("straggler", describe_straggler(straggler, len(ranks))))
     else:
         straggler = None
-    return found + _slow_phases(ranks, straggler) + _saving_and_evaluating(ranks)
+    return found + _slow_phases(ranks, straggler, _num_machines(record)) + _saving_and_evaluating(ranks)
 
 
 def verdict_lines(record: RunRecord) -> list[str]:
@@ -87,14 +88,20 @@ def _failed_designs(record: RunRecord) -> list[RunFinding]:
     return [RunFinding("failures", text)]
 
 
-def _slow_phases(ranks: Sequence[RankTimes], straggler: Straggler | None) -> list[RunFinding]:
+def _num_machines(record: RunRecord) -> int:
+    return parse_count(record.start.get("machines")) or 1
+
+
+def _slow_phases(ranks: Sequence[RankTimes], straggler: Straggler | None, num_machines: int) -> list[RunFinding]:
     """Find phases that take long on every rank, judged by the rank that spends the least on them."""
     shares = {phase: min(each.phases[phase] / (each.step_s or 1.0) for each in ranks) for phase in _LARGE_SHARES}
     is_distributed = len(ranks) > 1
     spends = "every rank spends at least" if is_distributed else "the process spends"
     remedies = {
         "data": "waiting for data: raise `workers`, or do less work per sample",
-        "exchange": "waiting for gradients: use fewer processes, larger batches or gradient compression",
+        # Between processes of one machine, compressing takes longer than sending.
+        "exchange": "waiting for gradients: use fewer processes or larger batches"
+        + ", or compress gradients (`determinism: fast`, `compression: bf16`)" * (num_machines > 1),
         "update": "on the update" + ": `parallel: zero` shards it over the ranks" * is_distributed,
         "rest": "on other code in the loop body, such as logging",
     }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from lockstep.command_line.config_arguments import SettingArguments, complete_config
 from lockstep.command_line.output_paths import trial_folder
 from lockstep.command_line.trial_runs import check_trial_config, require_no_launcher, run_to_end, trial_overrides
 from lockstep.errors import EXIT_FAILED, UserError
@@ -24,11 +25,14 @@ _DEFAULT_STEPS = 40
 
 def plan(
     source: Annotated[
-        str, typer.Argument(metavar="RUN|CONFIG", help="A run folder, or a YAML file or recipe to try out.")
+        str,
+        typer.Argument(
+            metavar="RUN|CONFIG",
+            help="A run folder, or a YAML file or recipe to try out.",
+            autocompletion=complete_config,
+        ),
     ],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="key=value", help="Settings by dotted path: optim.lr=1e-3")
-    ] = None,
+    overrides: SettingArguments = None,
     nproc: Annotated[
         str | None,
         typer.Option(
@@ -71,6 +75,8 @@ def plan(
             raise UserError(f"-n {requested[-1]}: the run has lanes={num_lanes}, so at most {num_lanes} processes")
         _print_plan(num_lanes, [_measure(folder)], [], requested, as_json=as_json)
     else:
+        if folder.path.is_dir():
+            raise UserError(f"{source} is not a run folder: it has no run.json; give a run folder, or a config to try")
         to_fit = _numbers("--try", tried or _DEFAULT_TRIED)
         to_check = [] if measure is None else _numbers("--measure", measure)
         _check(source, overrides or [], max(to_fit + to_check + requested))
@@ -199,7 +205,7 @@ def _powers_of_two(num_lanes: int) -> list[int]:
 def _numbers(option: str, text: str) -> list[int]:
     parts = text.split(",")
     if not all(part.strip().isdecimal() and 0 < int(part) <= _MAX_PROCESSES for part in parts):
-        raise UserError(f"{option} {text[:60]}: expected numbers of processes, as in 1,2,4")
+        raise UserError(f"{option} {text[:60]}: expected numbers of processes, at most {_MAX_PROCESSES}, as in 1,2,4")
     return sorted({int(part) for part in parts})
 
 

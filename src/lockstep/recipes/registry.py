@@ -5,13 +5,15 @@ separate because `recipe.py` imports torch, and a launcher checks the config wit
 """
 
 import importlib
-import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from lockstep.config.config_file import ConfigDraft, read_config
+from lockstep.config.config_file import COMMAND_LINE, ConfigDraft, read_config
 from lockstep.config.job_schema import JobConfig
+from lockstep.config.named_object import import_named
+from lockstep.config.optimizer_settings import OWN_SETTINGS, owners_of
 from lockstep.config.search_schema import SearchConfig
 from lockstep.config.train_schema import Config
 from lockstep.errors import ConfigError, UserError
@@ -25,6 +27,7 @@ if TYPE_CHECKING:  # these import torch
     from lockstep.world.world import World
 
 _FOLDER = Path(__file__).parent
+_CONFIG_OF_RUN = "config.yaml"  # in a run folder
 
 # The attributes that a recipe must have, to be trained or to be searched.
 _TRAINING_ATTRIBUTES = ("config_class", "model", "data", "loss", "metrics")
@@ -35,16 +38,23 @@ def load_config(config: str, overrides: Sequence[str] = ()) -> JobConfig:
     """Return the checked config of a YAML file or a built-in recipe; for a built-in one, torch is not imported."""
     draft, name = _read_draft(config, overrides)
     if name in builtin_names():
-        config_class: type[JobConfig] = importlib.import_module(f"lockstep.recipes.{name}").config_class
-        return draft.check(config_class)
-    return draft.check(find_recipe(name, draft.origin("recipe")).config_class)
+        config_class = _config_class(name)
+    else:
+        config_class = find_recipe(name, draft.origin("recipe")).config_class
+    return _check(draft, config_class)
+
+
+def builtin_config_class(config: str) -> type[JobConfig]:
+    """Return the class of a config without importing code that it names: for a recipe of the user's, `Config`."""
+    _, name = _read_draft(config, ())
+    return _config_class(name) if name in builtin_names() else Config
 
 
 def load_recipe(config: str, overrides: Sequence[str] = ()) -> "tuple[Recipe | SearchRecipe, JobConfig]":
     """Return the recipe and its checked config, given a YAML file or the name of a built-in recipe."""
     draft, name = _read_draft(config, overrides)
     recipe = find_recipe(name, draft.origin("recipe"))
-    return recipe, draft.check(recipe.config_class)
+    return recipe, _check(draft, recipe.config_class)
 
 
 def load_training_recipe(config: str, overrides: Sequence[str] = ()) -> "tuple[Recipe, Config]":
@@ -116,15 +126,13 @@ def find_recipe(name: str, origin: str) -> "Recipe | SearchRecipe":
         module, _, attribute = name.partition(":")
     if not (module and attribute):
         known = ", ".join(builtin_names())
-        raise ConfigError([f"{origin}: recipe: expected {known} or package.module:name, got {name[:60]!r}"])
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)  # as under `python -m lockstep`: the recipe may be a module in this folder
-    try:
-        recipe: Recipe | SearchRecipe = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # the user's module may raise anything when imported
         raise ConfigError(
-            [f"{origin}: recipe: {name}: {type(error).__name__}: {' '.join(str(error).split())}"]
-        ) from None
+            [f"{origin}: recipe: expected {known} or package.module:name, got {name[:60]!r}{_similar(name)}"]
+        )
+    try:
+        recipe: Recipe | SearchRecipe = import_named(f"{module}:{attribute}")
+    except UserError as error:
+        raise ConfigError([f"{origin}: recipe: {error}"]) from None
     is_search = hasattr(recipe, "problem")
     required, base = (_SEARCH_ATTRIBUTES, SearchConfig) if is_search else (_TRAINING_ATTRIBUTES, Config)
     missing = [attribute for attribute in required if not hasattr(recipe, attribute)]
@@ -141,12 +149,59 @@ def _read_draft(config: str, overrides: Sequence[str]) -> tuple[ConfigDraft, str
     if not path.is_file() and (builtin := default_config(config)) is not None:
         path = builtin
     elif not path.exists() and not path.suffix:
-        raise ConfigError([f"{config}: neither a file nor a built-in recipe ({', '.join(builtin_names())})"])
+        known = ", ".join(builtin_names())
+        raise ConfigError([f"{config}: neither a file nor a built-in recipe ({known}){_similar(config)}"])
+    elif path.suffix == ".py":
+        raise ConfigError([f"{config} is a script, not a config: `lockstep run {config}` runs it"])
+    elif (path / _CONFIG_OF_RUN).is_file():
+        raise ConfigError(
+            [f"{config} is a run folder: to continue its run, `lockstep train {path / _CONFIG_OF_RUN} --run {config}`"]
+        )
     draft = read_config(path, overrides, builtin=default_config)
     name = draft.values.get("recipe")
     if not isinstance(name, str):
         raise ConfigError(_problems_without_a_recipe(draft))
     return draft, name
+
+
+def _unused_overrides(draft: ConfigDraft, config: Config) -> list[str]:
+    """Name the overrides that set another optimizer's setting. In a file, or a base of it, they may be left over."""
+    own = OWN_SETTINGS.get(config.optim.name, ())
+    others = {setting for settings in OWN_SETTINGS.values() for setting in settings if setting not in own}
+    return [
+        f"{COMMAND_LINE}: optim.{setting}: only for {owners_of(setting)}, and optim.name is {config.optim.name}"
+        for setting in sorted(others)
+        if draft.root.has_value_at(("optim", setting)) and draft.origin(f"optim.{setting}") == COMMAND_LINE
+    ]
+
+
+def _similar(name: str) -> str:
+    near = get_close_matches(name, builtin_names(), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _config_class(name: str) -> type[JobConfig]:
+    """Return the class of a built-in recipe's config, without importing torch."""
+    found: type[JobConfig] = importlib.import_module(f"lockstep.recipes.{name}").config_class
+    return found
+
+
+def _check(draft: ConfigDraft, config_class: type[JobConfig]) -> JobConfig:
+    """Check the config against its class and, where that alone does not tell, its optimizer's arguments."""
+    config = draft.check(config_class)
+    if isinstance(config, Config) and (unused := _unused_overrides(draft, config)):
+        raise ConfigError(unused)
+    # Torch is imported only for an optimizer that the schema does not describe; a launcher imports it anyway.
+    if isinstance(config, Config) and (config.optim.name not in OWN_SETTINGS or config.optim.arguments.model_extra):
+        from lockstep.train.optim.optimizer_classes import optimizer_problems
+
+        problems = [
+            f"{draft.origin(f'optim.{key}')}: optim.{key}: {problem}"
+            for key, problem in optimizer_problems(config.optim)
+        ]
+        if problems:
+            raise ConfigError(problems)
+    return config
 
 
 def _problems_without_a_recipe(draft: ConfigDraft) -> list[str]:

@@ -11,17 +11,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from lockstep.config import environment
+from lockstep.config.folder_remedies import FolderRemedies
 from lockstep.errors import LockstepError, print_error
 from lockstep.events.run_folder import RunFolder
 from lockstep.launcher.launch_plan import LaunchPlan, start_agent
 from lockstep.recipes.registry import load_search_recipe
 from lockstep.search.search_job import search_recipe
 from lockstep.search.search_loop import SearchResult
-from lockstep.world.launch import is_interactive
 from lockstep.world.process_group import cleanup_distributed, setup_distributed
+from lockstep.world.script_process import choose_threads, is_interactive
+
+_REMEDIES = FolderRemedies(
+    "give SearchPipeline another folder", "--force to `lockstep train`", "--accept-drift to `lockstep train`"
+)
 
 
 class SearchPipeline:
@@ -49,7 +52,7 @@ class SearchPipeline:
     ) -> None:
         self._recipe, self.config = load_search_recipe(str(config), overrides)
         self.folder = RunFolder(Path("runs") / Path(config).stem if folder is None else Path(folder))
-        torch.set_num_threads(self.config.threads)
+        choose_threads(self.config.threads)
         environment.set_nccl_debug(self.config.nccl_debug)
         self.world = setup_distributed(
             rank,
@@ -65,7 +68,9 @@ class SearchPipeline:
         Args:
             base_params: genes of the design to start with; they override those of the recipe's `base`.
         """
-        return search_recipe(self._recipe, self.config, self.world, self.folder, [], base_params=base_params)
+        return search_recipe(
+            self._recipe, self.config, self.world, self.folder, [], base_params=base_params, remedies=_REMEDIES
+        )
 
 
 def main_distributed(

@@ -40,6 +40,9 @@ def report(
     if output is not None and output.suffix not in (".html", ".htm"):
         raise UserError(f"-o {output}: expected a file name that ends in .html")
     records = [read_record(path) for path in runs]
+    for record in records:
+        if not record.run_info:
+            raise UserError(f"{record.path} holds no run yet: `lockstep watch {record.path}` waits for one")
     statuses = [run_status(record, read_run_lock(record.path)) for record in records]
     rows = compare_runs(records)
     is_single = len(records) == 1

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
+from lockstep.config.folder_remedies import IN_COMMAND, FolderRemedies
 from lockstep.config.search_schema import NetworkConfig, SearchConfig
 from lockstep.errors import UserError
 from lockstep.events.event_log import Sink
@@ -43,6 +44,7 @@ def search_recipe(
     resume: Resume = "auto",
     stop_after: int | None = None,
     base_params: Mapping[str, Any] | None = None,
+    remedies: FolderRemedies = IN_COMMAND,
 ) -> SearchResult:
     """Run the search of a recipe, or resume it; all ranks call this.
 
@@ -55,13 +57,16 @@ def search_recipe(
         resume: whether to resume what is in the folder.
         stop_after: save and stop after this generation.
         base_params: genes of the design to start with; they override those of the recipe's `base`.
+        remedies: what messages about the folder tell whoever started the search.
     """
     problem = recipe.problem(config)  # before the folder is claimed: a mistake found here leaves no trace
     if not isinstance(problem, Problem):
         raise UserError(
             f"{config.recipe}: expected a lockstep.search.Problem from its problem(config), got {problem!r}"
         )
-    run = open_run(config, world, folder, sinks, resume=resume, stop_after=stop_after, seed=config.seed)
+    run = open_run(
+        config, world, folder, sinks, resume=resume, stop_after=stop_after, remedies=remedies, seed=config.seed
+    )
     search = Search(run, problem, build_search_settings(config))
     if (conclude := getattr(recipe, "conclude", None)) is not None:
         search.on_end = lambda: conclude(search, config)

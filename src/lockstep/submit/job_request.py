@@ -1,6 +1,7 @@
 """A job for a scheduler: the machines it needs and the command that each one runs, checked before it is queued."""
 
 import re
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 
 from lockstep.command_line.launch_options import check_launch_options, read_nproc
-from lockstep.errors import EXIT_STOPPED, UserError
+from lockstep.errors import EXIT_STOPPED, UserError, exit_code_of_signal
 
 if TYPE_CHECKING:
     from lockstep.config.job_schema import JobConfig
@@ -57,6 +58,15 @@ class JobRequest:
     machines: Machines
     stop_before_s: int  # from SIGTERM to the kill
     setup: str | None = None  # shell
+
+    @property
+    def codes_to_start_again(self) -> list[int]:
+        """The exit codes after which the same command is to be started again.
+
+        `train` can also be stopped before it has anything to save, and then starts over; a script may not be able to.
+        """
+        stopped_early = [exit_code_of_signal(signal.SIGTERM)] if self.command.words[0] == "train" else []
+        return [EXIT_STOPPED, *stopped_early]
 
     def command_line(self, *placement: str) -> list[str]:
         """Return the full command of a machine. Our options come first: a script's arguments must be at the end."""

@@ -106,7 +106,7 @@ def _job(job: JobRequest, options: KubernetesOptions) -> dict[str, Any]:
             "backoffLimit": _FAILURES_PER_POD * count,
             "podFailurePolicy": {
                 "rules": [
-                    _ended_with("Ignore", EXIT_STOPPED),  # replaced, without limit
+                    _ended_with("Ignore", *job.codes_to_start_again),  # replaced, without limit
                     {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
                     _ended_with("FailJob", EXIT_USER, EXIT_DRIFT),
                 ]

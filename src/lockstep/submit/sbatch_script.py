@@ -5,7 +5,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.errors import EXIT_STOPPED, UserError
+from lockstep.errors import UserError
 from lockstep.submit.job_request import JobRequest, read_time
 
 
@@ -78,7 +78,7 @@ def _directives(job: JobRequest, options: SlurmOptions) -> list[str]:
 
 
 def _body(job: JobRequest, folder: Path) -> list[str]:
-    command = shlex.join(job.command_line())
+    command, codes = shlex.join(job.command_line()), job.codes_to_start_again
     return [
         "set -e",
         f"cd {shlex.quote(str(folder))}",
@@ -89,9 +89,10 @@ def _body(job: JobRequest, folder: Path) -> list[str]:
         f"srun --kill-on-bad-exit=0 --wait=0 --cpus-per-task={job.machines.cpus} \\",
         f"    {command} || code=$?",
         "",
-        f"# {EXIT_STOPPED}: stopped on request after saving; the same job resumes later. Any other code ends it.",
-        f'if [ "$code" -eq {EXIT_STOPPED} ]; then',
-        '    scontrol requeue "$SLURM_JOB_ID" || echo "not queued again: submit this script again to resume" >&2',
-        "fi",
+        f"# {' or '.join(map(str, codes))}: stopped on request; the same job resumes later. Any other code ends it.",
+        'case "$code" in',
+        f"{'|'.join(map(str, codes))})",
+        '    scontrol requeue "$SLURM_JOB_ID" || echo "not queued again: submit this script again to resume" >&2 ;;',
+        "esac",
         'exit "$code"',
     ]

@@ -55,7 +55,7 @@ Output = Annotated[
 Force = Annotated[bool, typer.Option("--force", help="Overwrite FILE.")]
 
 
-@app.command(context_settings=_TAKES_A_COMMAND)
+@app.command(context_settings=_TAKES_A_COMMAND, short_help="Write a script for sbatch.")
 def slurm(
     context: typer.Context,
     command: Command = None,

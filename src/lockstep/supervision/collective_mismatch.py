@@ -1,9 +1,12 @@
-"""Finds the rank whose order of collectives differs, when all ranks wait for each other in collectives."""
+"""Finds the rank whose order of collectives differs, when all ranks wait for each other, or one was aborted."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
+from lockstep.events.jsonl import parse_json
 from lockstep.supervision.flight_recorder import Collective
 from lockstep.supervision.heartbeat import Phase
 from lockstep.supervision.rank_probe import RankObservation
@@ -24,7 +27,11 @@ class _Signature(NamedTuple):
     sizes: str
 
 
-_UNKNOWN = CollectiveMismatch((), "")
+SAME_ORDER = (
+    "Every rank must call the same collectives in the same order: look for a branch, the length of a loop or an early "
+    "`continue` that depends on the rank or its data"
+)
+UNKNOWN_MISMATCH = CollectiveMismatch((), "")
 
 
 def find_mismatch(observed: Sequence[RankObservation], waits: Mapping[int, PeerWait]) -> CollectiveMismatch:
@@ -41,12 +48,44 @@ def find_mismatch(observed: Sequence[RankObservation], waits: Mapping[int, PeerW
     if odd:
         return CollectiveMismatch(odd, "")
     if len(set(waits.values())) == 1:
-        return _UNKNOWN
+        return UNKNOWN_MISMATCH
     ahead = max(observed, key=_progress)
     others = [each for each in observed if each is not ahead]
     if len(others) == 1 and _progress(ahead) > _progress(others[0]):
         return CollectiveMismatch((ahead.rank,), "")
-    return _UNKNOWN
+    return UNKNOWN_MISMATCH
+
+
+def find_deviation(recorded: Mapping[int, Sequence[Collective]]) -> CollectiveMismatch:
+    """Find ranks that skipped a collective, when gloo has aborted a rank that received more data than it expected.
+
+    Such a rank waits in a collective that is not the usual next one, and larger.
+
+    Args:
+        recorded: the last collectives of the other ranks; the aborted rank's are lost.
+    """
+    deviations: dict[int, str] = {}
+    for rank, collectives in recorded.items():
+        if (last := _last_awaited(collectives)) is None:
+            continue
+        group = sorted(_of_group(collectives, last.group).items())
+        expected = _expected_next([_Signature(each.name, each.sizes) for number, each in group if number < last.number])
+        if expected is not None and _num_elements(last.sizes) > _num_elements(expected.sizes):
+            deviations[rank] = f"skipped the {expected.name} of {expected.sizes} and called {last.words} instead"
+    if not deviations or 2 * len(deviations) > max(2, len(recorded)):
+        return UNKNOWN_MISMATCH
+    return CollectiveMismatch(tuple(deviations), next(iter(deviations.values())))
+
+
+def _num_elements(sizes: str) -> int:
+    """Return the number of elements of tensors, of which `sizes` are the shapes: `[[3, 4], [2]]`."""
+    return sum(math.prod(shape) for shape in parse_json(sizes))
+
+
+def _last_awaited(collectives: Sequence[Collective]) -> Collective | None:
+    """Return the collective that a rank waits in, or waited in when it lost contact."""
+    unfinished = [each for each in collectives if not each.is_done]
+    return min(unfinished, key=lambda each: each.started) if unfinished else next(reversed(collectives), None)
 
 
 def _from_flight_recorder(observed: Sequence[RankObservation]) -> CollectiveMismatch | None:
@@ -87,11 +126,16 @@ def _signature(collective: Collective | None) -> _Signature | None:
 
 
 def _expected_next(common: Sequence[_Signature]) -> _Signature | None:
-    """Return what followed the last common collective when it occurred before: training steps repeat."""
-    for index in range(len(common) - 1, 0, -1):
-        if common[index - 1] == common[-1]:
-            return common[index]
-    return None
+    """Return what followed when the end of the common collectives occurred before: training steps repeat."""
+    earlier = range(len(common) - 1, 0, -1)
+    best = max(earlier, key=lambda index: _num_equal_before(common, index), default=0)  # of equals, the latest
+    return common[best] if best and common[best - 1] == common[-1] else None
+
+
+def _num_equal_before(common: Sequence[_Signature], index: int) -> int:
+    """Return how many collectives before `index` equal those at the end."""
+    pairs = zip(reversed(common[:index]), reversed(common), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _describe(odd: Sequence[int], found: Mapping[int, _Signature | None], expected: _Signature | None) -> str:

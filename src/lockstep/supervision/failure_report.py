@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.plurals import number_noun
-from lockstep.errors import EXIT_FAILED, EXIT_STOPPED
+from lockstep.errors import EXIT_FAILED, exit_code_of_signal
 from lockstep.events.atomic_files import write_atomic
 from lockstep.events.jsonl import parse_json
+from lockstep.supervision.collective_mismatch import SAME_ORDER, UNKNOWN_MISMATCH, CollectiveMismatch
 from lockstep.supervision.heartbeat import GENERATION_PHASES, STEP_PHASES, Heartbeat, Phase
 from lockstep.supervision.linux_processes import signal_name
 
@@ -35,8 +36,14 @@ _DEAD_DATA_WORKERS = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)"
 _LOST_CONNECTIONS = ("ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "EOFError")
 _LOADER = "torch/utils/data/dataloader.py"
 _KILLED_DATA_WORKER = re.compile(r"DataLoader worker \(pid \d+\) (is killed by signal: Killed|has died \(SIGKILL\))")
+_GLOO_ABORT = (
+    "if gloo wrote `op.preamble.length <= op.nbytes` above, this rank called another collective than the others"
+)
 _OUT_OF_MEMORY = "machine, or its control group, was out of memory"
 _BEFORE_ANY_STEP = (Phase.STARTING, Phase.JOINING, Phase.SCRIPT, Phase.RESUMING)
+
+# The exit codes of a rank that a stop signal has ended.
+_STOP_REQUESTS = {exit_code_of_signal(number): number for number in (signal.SIGINT, signal.SIGTERM)}
 
 # How likely a rank is the cause, the likeliest first: see `_suspicion`.
 _KILLED, _RAISED, _EXITED_WITH_ERROR, _EXITED_EARLY, _LOST_CONTACT, _STILL_RUNNING = range(6)
@@ -123,20 +130,31 @@ def write_incident(folder: Path, kind: str, text: str, facts: Mapping[str, Any])
     return path
 
 
-def explain_failure(exits: Sequence[RankExit], context: FailureContext) -> FailureVerdict:
+def aborted_rank(exits: Sequence[RankExit]) -> int | None:
+    """Return the rank that would be named as the cause, if it was aborted: [Note: gloo's abort]."""
+    cause = min(exits, key=_suspicion)
+    return cause.rank if cause.report is None and cause.exit_code == -signal.SIGABRT else None
+
+
+def explain_failure(
+    exits: Sequence[RankExit], context: FailureContext, deviation: CollectiveMismatch = UNKNOWN_MISMATCH
+) -> FailureVerdict:
     """Name the rank that caused a failure, then its victims in one line.
 
     Args:
         exits: how each rank of this machine ended, or that it is still running.
         context: the job and the machine.
+        deviation: if a rank was aborted, the ranks that called another collective than usual.
     """
     cause = min(exits, key=_suspicion)
+    if deviation.ranks:
+        return _deviation(deviation, exits, cause, context)
     others = [each for each in exits if each is not cause]
     if cause.report is not None and cause.report.deliberate:
         return _deliberate_error(cause, cause.report, others)
-    if cause.exit_code == EXIT_STOPPED and cause.report is None:
-        message = f"rank {cause.rank} was asked to stop before its first step"
-        return FailureVerdict(EXIT_STOPPED, [message], message, cause.rank, is_final=True)
+    if cause.report is None and cause.exit_code in _STOP_REQUESTS:  # it alone: a request to the agent ends the job
+        message = f"rank {cause.rank} was asked to stop ({_STOP_REQUESTS[cause.exit_code].name}), and saved nothing"
+        return FailureVerdict(cause.exit_code, [message], message, cause.rank, is_final=True)
     if _suspicion(cause)[0] >= _LOST_CONTACT and context.world_size > len(exits):
         ranks = number_noun("rank", sorted(each.rank for each in exits))
         message = f"{ranks} of {context.world_size}: victims of a rank on another machine; see its output"
@@ -154,12 +172,33 @@ def _deliberate_error(cause: RankExit, report: ErrorReport, others: Sequence[Ran
     return FailureVerdict(report.exit_code or EXIT_FAILED, lines, lines[0], cause.rank, is_final=True)
 
 
+def _deviation(
+    found: CollectiveMismatch, exits: Sequence[RankExit], aborted: RankExit, context: FailureContext
+) -> FailureVerdict:
+    """Blame the rank that called another collective, not the one that gloo aborted when it received its data.
+
+    [Note: gloo's abort]
+
+    If ranks call different collectives at the same time, the one that receives more data than it expects is aborted
+    ("op.preamble.length <= op.nbytes"), with a Python error on no rank. That is often not the rank which went wrong.
+    """
+    rank, host = found.ranks[0], f" on {context.host}" if context.host else ""
+    message = (
+        f"rank {rank} of {context.world_size}{host}, the cause: it {found.words}, according to torch's flight "
+        f"recorder; gloo aborted rank {aborted.rank}, which received its data in another collective. {SAME_ORDER}"
+    )
+    victims = tuple(sorted(each.rank for each in exits if each.rank not in found.ranks))
+    return FailureVerdict(EXIT_FAILED, [message], f"it {found.words}", rank, victims)
+
+
 def _crash(cause: RankExit, others: Sequence[RankExit], context: FailureContext) -> FailureVerdict:
     victims = sorted((each for each in others if each.exit_code != 0), key=lambda each: each.rank)
     words = _describe_cause(cause, context)
     host = f" on {context.host}" if context.host else ""
     place = describe_place(cause.heartbeat)
     heading = f"rank {cause.rank} of {context.world_size}{host} failed{place}, the cause: {words}"
+    if context.world_size > 1 and aborted_rank([cause]) is not None:
+        heading += f" ({_GLOO_ABORT})"
     traceback = cause.report.traceback.rstrip() if cause.report is not None else ""
     listed = ", ".join(f"rank {each.rank} ({_describe_victim(each)})" for each in victims)
     tail = f"its victims: {listed}" if listed else ""
@@ -218,7 +257,7 @@ def describe_place(last: Heartbeat | None) -> str:
     """Say where in the training a rank was, to follow a verb: ` in step 57 (forward and backward pass)`."""
     if last is None:
         return ""
-    if last.phase in STEP_PHASES:
+    if last.phase in STEP_PHASES or last.is_in_step:
         return f" in step {last.step + 1} ({last.phase.words})"
     if last.phase in GENERATION_PHASES:
         return f" in generation {last.step + 1} ({last.phase.words})"

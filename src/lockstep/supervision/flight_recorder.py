@@ -92,12 +92,12 @@ def _serve_requests(pipe: int, collectives: Path) -> None:
         while requests := os.read(pipe, 64):
             for _ in requests:
                 heartbeat.acknowledge_request()
-                _write_collectives(collectives)
+                write_collectives(collectives)
                 heartbeat.acknowledge_request()
 
 
-def _write_collectives(path: Path) -> None:
-    """Dump the first recorder that has entries: [Note: flight recorder names]."""
+def write_collectives(path: Path) -> None:
+    """In a rank: write its last collectives, from the first recorder that has any: [Note: flight recorder names]."""
     recorders = sys.modules.get(RECORDER_MODULE)
     for name in DUMP_FUNCTIONS:
         dump = getattr(recorders, name, None)

@@ -1,20 +1,29 @@
-"""Decides when a rank is overdue: compares each rank's heartbeat with how long its phases have taken so far.
+"""Decides when a rank is overdue: compares each rank's signs of life with how long its phases have taken so far.
 
 [Note: hangs]
 
-Let S be the hang limit. A phase may take S, or ten times the longest that any rank has needed for it; 10 S if no rank
-has completed it yet, or before a script's first step. These limits are for an idle rank: one that uses the CPU, or
-whose stack changes, may take ten times as long. A rank that waits for other ranks is not overdue while any of them is
-doing something. If all ranks wait for each other, they are overdue after the limit.
+Let S be the hang limit. Progress is a new phase, an optimizer step or a collective. After the last one, a rank may take
+S, or ten times the longest that any rank has needed for its phase; 10 S if no rank has completed that phase yet, or
+before a script's first step, unless the script has made three collectives. These limits are for an idle rank: one that
+uses the CPU itself or through its child processes, or whose stack changes, may take ten times as long. A rank that
+waits for other ranks is not overdue while any of them is doing something. If all ranks wait for each other, they are
+overdue after the limit.
+
+An overdue rank is reported, and again each time it has taken four times as long. It may be healthy, so the job ends
+only after the stop limit. If a hang is certain, it ends after S: [Note: certain hangs].
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from lockstep.supervision.agent_folder import RankFiles
+from lockstep.supervision.certain_hangs import find_certain_hang
+from lockstep.supervision.cpu_activity import CpuActivity
 from lockstep.supervision.failure_report import FailureContext
-from lockstep.supervision.hang_report import HangReport, explain_hang
+from lockstep.supervision.flight_recorder import Collective
+from lockstep.supervision.hang_report import HangReport, Outlook, explain_hang
 from lockstep.supervision.heartbeat import Heartbeat, Phase
 from lockstep.supervision.rank_probe import (
     RankObservation,
@@ -26,6 +35,8 @@ from lockstep.supervision.rank_probe import (
 from lockstep.supervision.wait_analysis import WaitAnalysis, analyze_wait
 
 _TIMES_LONGER = 10
+_UNDER_WAY = 3  # collectives, after which a script without an optimizer is no longer being set up
+_REPORT_AGAIN = 4  # times as late as the last report
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 1.0, 4.0  # between two probes of ranks that are overdue
 _PAUSE_SHARE = 0.05  # of how long the phase has taken
 _AWAY_S = 5.0  # a detector that was not polled for this long was itself stopped, perhaps with its ranks
@@ -37,42 +48,82 @@ class PhaseLimits:
     def __init__(self, hang_limit_s: float) -> None:
         self.hang_limit_s = hang_limit_s
         self._longest_s: dict[Phase, float] = {}  # of any rank, in any attempt
+        self._longest_pause_s = 0.0  # between collectives, of those that were reported
 
     def learn(self, heartbeat: Heartbeat) -> None:
         """Learn from a heartbeat how long a rank's phases have taken."""
         for phase, longest_s in heartbeat.longest_s.items():
             self._longest_s[phase] = max(longest_s, self._longest_s.get(phase, 0.0))
 
-    def of(self, heartbeat: Heartbeat) -> float:
-        """Return the limit for the phase that a rank is in, in seconds."""
-        is_setup = heartbeat.phase == Phase.SCRIPT and heartbeat.step == 0  # each part of it runs for the first time
-        if is_setup or heartbeat.phase not in self._longest_s:
+    def learn_pause(self, pause_s: float) -> None:
+        """Learn that a pause which was reported has ended by itself."""
+        self._longest_pause_s = max(pause_s, self._longest_pause_s)
+
+    def of(self, heartbeat: Heartbeat, num_collectives: int = 0) -> float:
+        """Return the limit in seconds for the phase that a rank is in, after the collectives it has made so far."""
+        if is_setup(heartbeat):  # each part of it runs for the first time
+            longest_s = self._longest_pause_s if num_collectives >= _UNDER_WAY else None
+        else:
+            longest_s = self._longest_s.get(heartbeat.phase)
+        if longest_s is None:
             return _TIMES_LONGER * self.hang_limit_s
-        return max(self.hang_limit_s, _TIMES_LONGER * self._longest_s[heartbeat.phase])
+        return max(self.hang_limit_s, _TIMES_LONGER * longest_s)
+
+
+def is_setup(heartbeat: Heartbeat) -> bool:
+    """Is it a script's own code, before any optimizer step? Scripts without an optimizer never leave it."""
+    return heartbeat.phase == Phase.SCRIPT and heartbeat.step == 0
+
+
+class _Reported(NamedTuple):
+    """What was last said about a rank."""
+
+    progress_at: float  # of the rank, by which its hang is known
+    age_s: float
+    must_end: bool
 
 
 class HangDetector:
     """Watches the ranks of one machine for hangs, through all attempts of a job."""
 
-    def __init__(self, hang_limit_s: float, files: Callable[[int], RankFiles], read: ReadHeartbeat) -> None:
-        """`files` and `read` return a rank's files and heartbeat in the current attempt."""
+    def __init__(
+        self,
+        hang_limit_s: float,
+        files: Callable[[int], RankFiles],
+        read: ReadHeartbeat,
+        *,
+        stop_limit_s: float | None = None,
+    ) -> None:
+        """Watch with these limits.
+
+        Args:
+            hang_limit_s: S of [Note: hangs].
+            files: returns a rank's files in the current attempt.
+            read: returns a rank's heartbeat in the current attempt.
+            stop_limit_s: how long ranks that may be healthy can show no sign of life; None: for ever.
+        """
         self._limits = PhaseLimits(hang_limit_s)
+        self._stop_limit_s = stop_limit_s
         self._files = files
         self._read = read
+        self._activity = CpuActivity()
         self._before: dict[int, RankObservation] = {}  # the last probe, while ranks are overdue
-        self._next_probe_at = 0.0
         self._pause_s = _FIRST_PAUSE_S
-        self._reported: set[tuple[int, float]] = set()  # (rank, start of its phase): each hang is reported once
+        self._next_probe_at = 0.0
         self.begin()
 
     def begin(self) -> None:
         """Reset for a new attempt, whose ranks were just started."""
         self._started_at = self._polled_at = time.monotonic()
-        self._reported = set()
+        self._activity.forget()
+        self._reported: dict[int, _Reported] = {}  # by rank
+        self._last_collectives: dict[int, Collective] = {}  # of each rank, as far as we know
+        self._collectives_at: dict[int, float] = {}  # when they began or ended
+        self._num_collectives: dict[int, int] = {}  # of each rank, as far as we know
         self._forget_probes()
 
     def poll(self, ranks: Sequence[RankStatus], context: Callable[[], FailureContext]) -> HangReport | None:
-        """Return a hang that was not reported yet, if there is one."""
+        """Return a hang that was not reported yet, or is to be reported again, if there is one."""
         if time.monotonic() - self._polled_at > _AWAY_S:
             self._started_at = time.monotonic()
         try:
@@ -83,10 +134,11 @@ class HangDetector:
     def _poll(self, ranks: Sequence[RankStatus], context: Callable[[], FailureContext]) -> HangReport | None:
         now = time.monotonic()
         seen = [(status, status.heartbeat or _not_begun(status, self._started_at)) for status in ranks]
-        for _, heartbeat in seen:
+        for status, heartbeat in seen:
             self._limits.learn(heartbeat)
-        late = [(status, beat) for status, beat in seen if status.exit_code is None and self._is_late(beat, now)]
-        if all((status.rank, beat.since) in self._reported for status, beat in late):
+            self._forget_report_if_over(status.rank, heartbeat)
+        may_hang = [self._may_hang(status, heartbeat, now) for status, heartbeat in seen]  # a list: samples all ranks
+        if not any(may_hang):
             self._forget_probes()
             return None
         if now < self._next_probe_at:
@@ -94,35 +146,94 @@ class HangDetector:
         analyzed = self._probe(seen, now, context)
         if analyzed is None:
             return None
-        hung = find_hung_ranks(analyzed, self._limits, is_one_machine=context().world_size == len(ranks))
+        is_one_machine = context().world_size == len(ranks)
+        hung = find_certain_hang(analyzed, self._limits.hang_limit_s, is_one_machine=is_one_machine)
+        is_certain = hung is not None
+        if hung is None:
+            hung = find_hung_ranks(analyzed, self._limits, is_one_machine=is_one_machine)
         if hung is None:
             return None
-        self._reported = {(each.now.rank, each.now.heartbeat.since) for each in analyzed}
+        return self._report(analyzed, hung, is_certain, context())
+
+    def _report(
+        self, analyzed: Sequence[WaitAnalysis], hung: Collection[int], is_certain: bool, context: FailureContext
+    ) -> HangReport | None:
+        """Explain a hang, unless that was done and it is too early to do it again."""
+        affected = [each for each in analyzed if each.now.rank in hung] or [
+            each for each in analyzed if each.peer_wait is not None
+        ]
+        is_over = self._stop_limit_s is not None and has_passed_stop_limit(
+            analyzed, hung, self._limits, self._stop_limit_s
+        )
+        must_end = is_certain or is_over
+        if not any(self._is_news(each, must_end=must_end) for each in affected):
+            return None
+        for each in analyzed:
+            progress_at = self._progress_at(each.now.rank, each.now.heartbeat)
+            self._reported[each.now.rank] = _Reported(progress_at, each.age_s, must_end)
         analyzed = [self._with_stacks(each) if each.now.rank in hung else each for each in analyzed]
-        report = explain_hang(analyzed, hung, context())
-        return replace(report, facts={**report.facts, "overdue_s": round(self._overdue_s(analyzed, hung), 1)})
+        outlook = Outlook(is_certain=is_certain, is_over=is_over, stop_limit_s=self._stop_limit_s)
+        report = explain_hang(analyzed, hung, context, outlook)
+        overdue_s = min(
+            each.age_s - (self._limits.hang_limit_s if is_certain else _limit_of(each, self._limits))
+            for each in affected
+        )
+        return replace(report, must_end=must_end, facts={**report.facts, "overdue_s": round(overdue_s, 1)})
+
+    def _is_news(self, each: WaitAnalysis, *, must_end: bool) -> bool:
+        last = self._reported.get(each.now.rank)
+        if last is None or last.progress_at != self._progress_at(each.now.rank, each.now.heartbeat):
+            return True
+        return (must_end and not last.must_end) or each.age_s >= _REPORT_AGAIN * last.age_s
+
+    def _forget_report_if_over(self, rank: int, heartbeat: Heartbeat) -> None:
+        last = self._reported.get(rank)
+        if last is not None and (progress_at := self._progress_at(rank, heartbeat)) != last.progress_at:
+            self._limits.learn_pause(progress_at - last.progress_at)
+            del self._reported[rank]
 
     def _probe(
         self, seen: Sequence[tuple[RankStatus, Heartbeat]], now: float, context: Callable[[], FailureContext]
     ) -> list[WaitAnalysis] | None:
         """Probe the ranks, and compare with the previous probe; None if this is the first."""
         observed = probe_ranks(seen, self._files, self._read)
+        for rank in observed:
+            self._note_collectives(rank.rank, rank.collectives)
         before, self._before = self._before, {each.rank: each for each in observed}
         self._pause_s = min(2 * self._pause_s, self._max_pause_s(seen, now)) if before else _FIRST_PAUSE_S
         self._next_probe_at = time.monotonic() + self._pause_s
         if not before:
             return None
         world_size = context().world_size
-        return [
-            analyze_wait(before[each.rank], each, self._age_s(each.heartbeat, each.at), world_size=world_size)
-            for each in observed
-        ]
+        analyzed = [self._analyze(before[each.rank], each, world_size) for each in observed]
+        for each in analyzed:
+            if each.is_busy:
+                self._activity.mark_active(each.now.heartbeat.pid, each.now.at)
+        return analyzed
 
-    def _overdue_s(self, analyzed: Sequence[WaitAnalysis], hung: set[int]) -> float:
-        """Return how long ago the first hung rank's time was up; if all wait for each other, the last one's."""
-        if hung:
-            return max(each.age_s - _allowed_s(each, self._limits) for each in analyzed if each.now.rank in hung)
-        return min(each.age_s - self._limits.of(each.now.heartbeat) for each in analyzed if each.peer_wait is not None)
+    def _analyze(self, before: RankObservation, now: RankObservation, world_size: int) -> WaitAnalysis:
+        progress_at = self._progress_at(now.rank, now.heartbeat)
+        active_at = self._activity.active_at(now.heartbeat.pid, progress_at, now.at)
+        return analyze_wait(
+            before,
+            now,
+            now.at - progress_at,
+            now.at - active_at,
+            world_size=world_size,
+            num_collectives=self._num_collectives.get(now.rank, 0),
+        )
+
+    def _note_collectives(self, rank: int, collectives: Sequence[Collective]) -> None:
+        """Take a collective that has begun or ended for progress."""
+        last, before = max(collectives, key=lambda each: each.started, default=None), self._last_collectives.get(rank)
+        if last is None or last == before:
+            return
+        has_ended = before is not None and (last.group, last.number) == (before.group, before.number)
+        # The recorder's clock may be set, so only now is it compared with ours.
+        began_ago_s = max(0.0, time.time() - last.started)
+        self._collectives_at[rank] = time.monotonic() - (0.0 if has_ended else began_ago_s)
+        self._last_collectives[rank] = last
+        self._num_collectives[rank] = max(last.number, self._num_collectives.get(rank, 0))
 
     def _with_stacks(self, analyzed: WaitAnalysis) -> WaitAnalysis:
         if analyzed.now.state is None or not analyzed.now.state.is_stopped:
@@ -131,7 +242,7 @@ class HangDetector:
 
     def _max_pause_s(self, seen: Sequence[tuple[RankStatus, Heartbeat]], now: float) -> float:
         """Return the longest pause between probes; it grows once a phase has taken very long."""
-        age_s = max(self._age_s(heartbeat, now) for _, heartbeat in seen)
+        age_s = max(now - self._progress_at(status.rank, heartbeat) for status, heartbeat in seen)
         is_long = age_s > 2 * _TIMES_LONGER * self._limits.hang_limit_s
         return max(_MAX_PAUSE_S, _PAUSE_SHARE * age_s) if is_long else _MAX_PAUSE_S
 
@@ -139,11 +250,23 @@ class HangDetector:
         self._before = {}
         self._next_probe_at = 0.0
 
-    def _age_s(self, heartbeat: Heartbeat, now: float) -> float:
-        return now - max(heartbeat.since, self._started_at)
+    def _progress_at(self, rank: int, heartbeat: Heartbeat) -> float:
+        """Return when a rank last made progress, as far as we know."""
+        return max(heartbeat.since, self._collectives_at.get(rank, 0.0), self._started_at)
 
-    def _is_late(self, heartbeat: Heartbeat, now: float) -> bool:
-        return self._age_s(heartbeat, now) > self._limits.of(heartbeat)
+    def _may_hang(self, status: RankStatus, heartbeat: Heartbeat, now: float) -> bool:
+        """Is it to be probed? A probe disturbs a rank, so a busy one only once its phase has taken very long.
+
+        Collectives are seen by a probe alone: a script that shows no other sign of life is probed after S in any case.
+        """
+        if status.exit_code is not None:
+            return False
+        progress_at = self._progress_at(status.rank, heartbeat)
+        active_at = self._activity.active_at(heartbeat.pid, progress_at, now)
+        limit_s = self._limits.hang_limit_s
+        if now - active_at > limit_s or (is_setup(heartbeat) and now - progress_at > limit_s):
+            return True
+        return now - progress_at > self._limits.of(heartbeat, self._num_collectives.get(status.rank, 0))
 
 
 def find_hung_ranks(analyzed: Sequence[WaitAnalysis], limits: PhaseLimits, *, is_one_machine: bool) -> set[int] | None:
@@ -161,8 +284,30 @@ def find_hung_ranks(analyzed: Sequence[WaitAnalysis], limits: PhaseLimits, *, is
         return None
     # With several machines, one with a rank that does not wait should report first.
     patience = 1 if is_one_machine else 2
-    is_over = all(each.age_s > patience * limits.of(each.now.heartbeat) for each in waiting)
+    is_over = all(each.age_s > patience * _limit_of(each, limits) for each in waiting)
     return set() if is_over else None
+
+
+def has_passed_stop_limit(
+    analyzed: Sequence[WaitAnalysis], hung: Collection[int], limits: PhaseLimits, stop_limit_s: float
+) -> bool:
+    """Have hung ranks shown no sign of life for so long that the job is to end? A busy one may take ten times as long.
+
+    Args:
+        analyzed: the ranks of this machine.
+        hung: as `find_hung_ranks` returns it.
+        limits: how long each phase may take.
+        stop_limit_s: the limit, unless that of the phase is longer.
+    """
+    waiting = [each for each in analyzed if each.peer_wait is not None]
+    if not hung:
+        return all(each.age_s > max(stop_limit_s, _limit_of(each, limits)) for each in waiting)
+    for each in analyzed:
+        if each.now.rank in hung and (waiting or _is_training(each.now.heartbeat)):
+            allowed_s = max(stop_limit_s, _limit_of(each, limits))
+            if each.idle_s > allowed_s or each.age_s > _TIMES_LONGER * allowed_s:
+                return True
+    return False
 
 
 def _is_overdue(analyzed: WaitAnalysis, limits: PhaseLimits, *, is_needed: bool) -> bool:
@@ -170,19 +315,24 @@ def _is_overdue(analyzed: WaitAnalysis, limits: PhaseLimits, *, is_needed: bool)
     state, heartbeat = analyzed.now.state, analyzed.now.heartbeat
     if state is not None and state.is_traced:
         return False
-    # How long a script may take is unknown if it does not train, or no longer does.
-    is_training = heartbeat.phase != Phase.SCRIPT or (heartbeat.step > 0 and Phase.COMPUTING not in heartbeat.longest_s)
-    is_stopped = state is not None and state.is_stopped
-    if not is_training and not is_needed and not is_stopped:
+    if not is_needed and not _is_training(heartbeat) and not _has_begun_to_communicate(analyzed):
         return False
-    return analyzed.age_s > _allowed_s(analyzed, limits)
+    limit_s = _limit_of(analyzed, limits)
+    is_idle = analyzed.idle_s > limits.hang_limit_s
+    return analyzed.age_s > (limit_s if is_idle else _TIMES_LONGER * limit_s)
 
 
-def _allowed_s(analyzed: WaitAnalysis, limits: PhaseLimits) -> float:
-    state = analyzed.now.state
-    if state is not None and state.is_stopped:
-        return limits.hang_limit_s  # whatever it was doing, it is not doing it now
-    return limits.of(analyzed.now.heartbeat) * (_TIMES_LONGER if analyzed.is_busy else 1)
+def _is_training(heartbeat: Heartbeat) -> bool:
+    """If a script does not train, or no longer does, it is unknown how long it may take."""
+    return heartbeat.phase != Phase.SCRIPT or (heartbeat.step > 0 and Phase.COMPUTING not in heartbeat.longest_s)
+
+
+def _has_begun_to_communicate(analyzed: WaitAnalysis) -> bool:
+    return is_setup(analyzed.now.heartbeat) and analyzed.num_collectives >= _UNDER_WAY
+
+
+def _limit_of(analyzed: WaitAnalysis, limits: PhaseLimits) -> float:
+    return limits.of(analyzed.now.heartbeat, analyzed.num_collectives)
 
 
 def _not_begun(status: RankStatus, started_at: float) -> Heartbeat:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from lockstep.config.plurals import number_noun
 from lockstep.errors import EXIT_HANG
-from lockstep.supervision.collective_mismatch import find_mismatch
+from lockstep.supervision.collective_mismatch import SAME_ORDER, find_mismatch
 from lockstep.supervision.failure_report import FailureContext, FailureVerdict, describe_place
 from lockstep.supervision.heartbeat import Phase
 from lockstep.supervision.linux_processes import signal_name
@@ -24,10 +24,28 @@ from lockstep.supervision.wait_analysis import (
     is_waiting_for_data,
 )
 
-_SAME_ORDER = (
-    "Every rank must call the same collectives in the same order: look for a branch, the length of a loop or an early "
-    "`continue` that depends on the rank or its data"
-)
+
+class Outlook(NamedTuple):
+    """Whether ranks that hang could go on by themselves."""
+
+    is_certain: bool = True  # they cannot
+    is_over: bool = False  # they could, but have not for so long that the job ends
+    stop_limit_s: float | None = None  # after which it does; None: never
+
+    @property
+    def words(self) -> str:
+        """A sentence for messages; empty if the hang is certain."""
+        if self.is_certain:
+            return ""
+        if self.is_over:
+            return f"The job ends, after more than {self.stop_limit_s:g} s without a sign of life (--hang-stop)"
+        healthy = "If it is meant to take this long, nothing is wrong; --hang-limit sets when this is reported"
+        if self.stop_limit_s is None:
+            return healthy
+        return f"{healthy}. The job ends only after {self.stop_limit_s:g} s without a sign of life (--hang-stop)"
+
+
+_CERTAIN = Outlook()
 
 
 @dataclass(frozen=True)
@@ -36,6 +54,7 @@ class HangReport:
 
     verdict: FailureVerdict
     facts: Mapping[str, Any] = field(default_factory=dict)  # for programs: kind, place, stacks of all ranks
+    must_end: bool = False  # the ranks cannot go on, or have not for very long
 
 
 class _Diagnosis(NamedTuple):
@@ -49,32 +68,39 @@ class _Diagnosis(NamedTuple):
     facts: Mapping[str, Any] = {}
 
 
-def explain_hang(analyzed: Sequence[WaitAnalysis], hung_ranks: Collection[int], context: FailureContext) -> HangReport:
+def explain_hang(
+    analyzed: Sequence[WaitAnalysis],
+    hung_ranks: Collection[int],
+    context: FailureContext,
+    outlook: Outlook = _CERTAIN,
+) -> HangReport:
     """Explain a hang in one paragraph.
 
     Args:
         analyzed: all ranks of this machine.
         hung_ranks: those that are overdue and do not wait for another rank; none if all ranks wait or have ended.
         context: the job and the machine.
+        outlook: whether they could go on by themselves.
     """
     observed = [each.now for each in analyzed]
-    busy = {each.now.rank for each in analyzed if each.is_busy}
     waits = {each.now.rank: each.peer_wait for each in analyzed if each.peer_wait is not None}
-    hung = [each for each in observed if each.rank in hung_ranks] or [each for each in observed if each.has_ended]
+    hung = [each for each in analyzed if each.now.rank in hung_ranks] or [
+        each for each in analyzed if each.now.has_ended
+    ]
     if not hung:
         if context.world_size > len(observed):
-            return _explain_other_machine(observed, waits, context)
-        return _explain_mismatch(observed, waits, context)
-    first, *others = sorted(hung, key=_since)
-    diagnosis = _diagnose(first, is_busy=first.rank in busy)
+            return _explain_other_machine(analyzed, waits, context, outlook)
+        return _explain_mismatch(analyzed, waits, context, outlook)
+    worst, *others = sorted(hung, key=_age, reverse=True)
+    diagnosis, first = _diagnose(worst, outlook), worst.now
     sentences = [f"{_named(first, context)} {diagnosis.words}"]
     for other in others:
-        sentences.append(f"Rank {other.rank} {_diagnose(other, is_busy=other.rank in busy).words}")
-    waiting = {rank: wait for rank, wait in waits.items() if rank not in {each.rank for each in hung}}
+        sentences.append(f"Rank {other.now.rank} {_diagnose(other, outlook).words}")
+    waiting = {rank: wait for rank, wait in waits.items() if rank not in {each.now.rank for each in hung}}
     if waiting:
         words = _describe_waits(waiting)
         sentences.append(words[0].upper() + words[1:])
-    sentences.append(diagnosis.remedy)
+    sentences += [sentence for sentence in (diagnosis.remedy, outlook.words) if sentence]
     at = f" at {diagnosis.frame.place}" if diagnosis.frame is not None else ""
     verdict = FailureVerdict(
         EXIT_HANG,
@@ -88,11 +114,13 @@ def explain_hang(analyzed: Sequence[WaitAnalysis], hung_ranks: Collection[int], 
     return HangReport(verdict, _facts(diagnosis.kind, phase, diagnosis.frame, observed, waits, diagnosis.facts))
 
 
-def _diagnose(rank: RankObservation, *, is_busy: bool) -> _Diagnosis:
+def _diagnose(hung: WaitAnalysis, outlook: Outlook) -> _Diagnosis:
+    rank = hung.now
     if rank.has_ended:
         step = f" after step {rank.heartbeat.step}" if rank.heartbeat.step else ""
-        return _Diagnosis("early exit", f"has finished its script{step} while other ranks still need it", _SAME_ORDER)
-    stuck = f"has been stuck{describe_place(rank.heartbeat)} for {_age(rank)}: it"
+        return _Diagnosis("early exit", f"has finished its script{step} while other ranks still need it", SAME_ORDER)
+    verb = "been stuck" if outlook.is_certain else "made no progress"
+    stuck = f"has {verb}{describe_place(rank.heartbeat)} for {hung.age_s:.0f} s: it"
     state, pid = rank.state, rank.heartbeat.pid
     if state is not None and state.is_stopped:
         return _Diagnosis(
@@ -120,6 +148,13 @@ def _diagnose(rank: RankObservation, *, is_busy: bool) -> _Diagnosis:
             "library",
             frame,
         )
+    if rank.reads_own_pipe:
+        return _Diagnosis(
+            "pipe without a writer",
+            f"{stuck} reads a pipe that no other process can write to, {place}",
+            "Check what should write to it: a process that has ended, or one that the pipe was not passed to",
+            frame,
+        )
     if rank.blocked_in:
         return _Diagnosis(
             "blocked file",
@@ -127,13 +162,8 @@ def _diagnose(rank: RankObservation, *, is_busy: bool) -> _Diagnosis:
             "Check what should write to it or serve it",
             frame,
         )
-    progress = "is busy there, but has taken far longer than before" if is_busy else "makes no progress"
-    return _Diagnosis(
-        "endless" if is_busy else "idle",
-        f"{stuck} is {place}, and {progress}",
-        "If it is meant to take this long, give a larger --hang-limit",
-        frame,
-    )
+    doing = "is busy" if hung.is_busy else "waits or sleeps"
+    return _Diagnosis("endless" if hung.is_busy else "idle", f"{stuck} {doing} {place}", "", frame)
 
 
 def _diagnose_data_loading(rank: RankObservation, stuck: str) -> _Diagnosis:
@@ -181,9 +211,10 @@ def _describe(worker: StuckDataWorker) -> str:
 
 
 def _explain_mismatch(
-    observed: Sequence[RankObservation], waits: Mapping[int, PeerWait], context: FailureContext
+    analyzed: Sequence[WaitAnalysis], waits: Mapping[int, PeerWait], context: FailureContext, outlook: Outlook
 ) -> HangReport:
     """Explain a hang in which all ranks of the job wait for each other."""
+    observed = [each.now for each in analyzed]
     found = find_mismatch(observed, waits)
     first = next((each for each in observed if each.rank in found.ranks), observed[0])
     host = f" on {context.host}" if context.host else ""
@@ -193,15 +224,17 @@ def _explain_mismatch(
     else:
         heading = f"all {context.world_size} ranks{host} have been waiting for each other in different collectives"
     places = [f"rank {each.rank} waits{describe_place(each.heartbeat)} in {_wait_of(each, waits)}" for each in observed]
-    sentences = [f"{heading} for {_age(min(observed, key=_since))}: " + "; ".join(places)]
+    sentences = [f"{heading} for {max(map(_age, analyzed)):.0f} s: " + "; ".join(places)]
     if found.words:
         sentences.append(f"According to torch's flight recorder, {found.words}")
     elif found.ranks:
         sentences.append(f"Rank {found.ranks[0]} seems to have called different collectives than the others")
     is_explained = bool(found.words or found.ranks)
     sentences.append(
-        "Check the tensors' sizes and the network" if is_same_collective and not is_explained else _SAME_ORDER
+        "Check the tensors' sizes and the network" if is_same_collective and not is_explained else SAME_ORDER
     )
+    if outlook.words:
+        sentences.append(outlook.words)
     where = ", ".join(f"rank {each.rank} in {_wait_of(each, waits)}" for each in observed)
     verdict = FailureVerdict(
         EXIT_HANG,
@@ -216,16 +249,18 @@ def _explain_mismatch(
 
 
 def _explain_other_machine(
-    observed: Sequence[RankObservation], waits: Mapping[int, PeerWait], context: FailureContext
+    analyzed: Sequence[WaitAnalysis], waits: Mapping[int, PeerWait], context: FailureContext, outlook: Outlook
 ) -> HangReport:
     """Explain a hang in which all ranks of this machine wait, so that its cause is on another one."""
-    longest = min(observed, key=_since)
+    observed = [each.now for each in analyzed]
+    longest = max(analyzed, key=_age)
     message = (
         f"all ranks of this machine ({context.host or 'this one'}) have been waiting for a rank on another machine for "
-        f"{_age(longest)}: {_describe_waits(waits)}. See the other machines' output"
+        f"{longest.age_s:.0f} s: {_describe_waits(waits)}. See the other machines' output"
     )
+    message += f". {outlook.words}" if outlook.words else ""
     verdict = FailureVerdict(EXIT_HANG, [message], "hang, of a rank on another machine", is_from_outside=True)
-    return HangReport(verdict, _facts("elsewhere", longest.heartbeat.phase, None, observed, waits, {}))
+    return HangReport(verdict, _facts("elsewhere", longest.now.heartbeat.phase, None, observed, waits, {}))
 
 
 def _named(observed: RankObservation, context: FailureContext) -> str:
@@ -257,12 +292,8 @@ def _place(frames: Sequence[StackFrame]) -> str:
     return f"at {frame.place} in {frame.function}{inner}"
 
 
-def _since(observed: RankObservation) -> float:
-    return observed.heartbeat.since
-
-
-def _age(observed: RankObservation) -> str:
-    return f"{observed.at - observed.heartbeat.since:.0f} s"
+def _age(analyzed: WaitAnalysis) -> float:
+    return analyzed.age_s
 
 
 def _facts(

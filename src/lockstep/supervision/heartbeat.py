@@ -79,6 +79,9 @@ LOOP_PHASES = frozenset(Phase) - {Phase.STARTING, Phase.JOINING, Phase.SCRIPT, P
 STEP_PHASES = (Phase.DATA, Phase.COMPUTING, Phase.EXCHANGING, Phase.UPDATING)
 GENERATION_PHASES = (Phase.DESIGNS, Phase.AWAITING_DESIGNS)
 
+# The phases that follow a training loop. Others, such as an evaluation, may come inside a step or after it.
+_OUTSIDE_STEPS = frozenset({Phase.RESUMING, Phase.FINISHING, Phase.SCRIPT, Phase.LEAVING})
+
 MAX_DATA_WORKERS = 96
 NO_SAMPLE = -1
 
@@ -87,7 +90,7 @@ _MAGIC = 0x6C6F636B73746570
 _VERSION = 1
 # Layout of the page: indices of 8-byte values.
 _AT_MAGIC, _AT_VERSION, _PID, _MAIN_THREAD, _STEP, _PHASE, _SINCE, _SAMPLE = range(8)
-_IS_STOPPING, _HAS_COMPILER, _ACKNOWLEDGEMENTS = range(8, 11)
+_IS_STOPPING, _HAS_COMPILER, _ACKNOWLEDGEMENTS, _IS_IN_STEP = range(8, 12)
 _LONGEST = 12  # the longest duration of each phase, in seconds
 _DATA_WORKERS = 32  # a slot for each data worker: process id, worker number, sample, since when
 assert len(Phase) <= _DATA_WORKERS - _LONGEST and 8 * (_DATA_WORKERS + 4 * MAX_DATA_WORKERS) <= _SIZE
@@ -117,6 +120,7 @@ class Heartbeat(NamedTuple):
     longest_s: dict[Phase, float]  # the longest duration of each phase that it has completed
     data_workers: list[DataWorker]  # including those that have ended
     num_acknowledgements: int = 0  # of the agent's requests: [Note: listener]
+    is_in_step: bool = False  # in a step of a training loop that is not complete yet, whatever the phase
 
 
 class HeartbeatPage:
@@ -162,6 +166,7 @@ class HeartbeatPage:
                 if ints[slot]
             ],
             num_acknowledgements=ints[_ACKNOWLEDGEMENTS],
+            is_in_step=bool(ints[_IS_IN_STEP]),
         )
 
 
@@ -197,6 +202,10 @@ class HeartbeatWriter:
             floats[longest_at] = spent_s
         ints[_PHASE] = phase
         floats[_SINCE] = now
+        if phase == Phase.DATA:  # with which every step begins
+            ints[_IS_IN_STEP] = 1
+        elif phase in _OUTSIDE_STEPS:
+            ints[_IS_IN_STEP] = 0
 
     @contextmanager
     def during(self, phase: Phase) -> Iterator[None]:
@@ -209,7 +218,7 @@ class HeartbeatWriter:
             self.enter(outer)
 
     def count_optimizer_step(self) -> None:
-        """Count a step of an optimizer: the only sign of life of a script with its own loop."""
+        """Count a step of an optimizer: the heartbeat of a script with its own loop."""
         if self._page is None:
             return
         ints = self._page.ints
@@ -230,7 +239,7 @@ class HeartbeatWriter:
     def complete_round(self, number: int) -> None:
         """Record that `number` rounds are complete, in a run that counts rounds."""
         if self._page is not None:
-            self._page.ints[_STEP] = number
+            self._page.ints[_STEP], self._page.ints[_IS_IN_STEP] = number, 0
 
     @contextmanager
     def counting_rounds(self) -> Iterator[None]:

@@ -47,7 +47,7 @@ class OutputRecord:
 
     @property
     def end(self) -> Path:
-        """A file that exists once the rank has made the requested number of updates."""
+        """A file that exists once the rank has made the requested number of updates, or has ended."""
         return self.folder / f"rank-{self.rank}.end"
 
     def values(self, update: int) -> Path:

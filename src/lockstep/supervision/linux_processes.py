@@ -31,6 +31,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 _MAX_COUNTER_BYTES = 2**16
+_MAX_TREE = 256  # processes
 _OOM_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
@@ -76,13 +77,67 @@ def process_state(pid: int) -> ProcessState | None:
 
 def children_of(pid: int) -> list[int]:
     """Return the process ids of a process's children, in the order they were started."""
-    found = []
+    states = [state for child in _child_pids(pid) if (state := process_state(child)) is not None]
+    return [state.pid for state in sorted(states, key=lambda state: (state.started, state.pid))]
+
+
+def tree_cpu_s(pid: int) -> float:
+    """Return the CPU time of a process and its descendants, those included that have ended and were waited for."""
+    ticks, tree = 0, [pid]
+    for each in tree:  # it grows meanwhile
+        with suppress(OSError, ValueError):
+            fields = Path(f"/proc/{each}/stat").read_text(errors="replace").rpartition(")")[2].split()
+            ticks += sum(int(field) for field in fields[11:15])
+        if len(tree) < _MAX_TREE:
+            tree += _child_pids(each)
+    return ticks / _TICKS_PER_S
+
+
+def _child_pids(pid: int) -> list[int]:
+    found: list[int] = []
     with suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
             with suppress(OSError):
                 found += [int(child) for child in (task / "children").read_text().split()]
-    states = [state for child in found if (state := process_state(child)) is not None]
-    return [state.pid for state in sorted(states, key=lambda state: (state.started, state.pid))]
+    return found
+
+
+def is_only_writer_of_its_pipe(pid: int) -> bool:
+    """Is a process's main thread reading a pipe, without a name, that no other process can write to?
+
+    False if that is unknown: some process, started since this one, does not let us see what it has open.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/syscall").read_text().split()
+        if _FILE_CALLS.get(platform.machine(), {}).get(int(fields[0])) != "read":
+            return False
+        pipe = str(Path(f"/proc/{pid}/fd/{int(fields[1], 16)}").readlink())
+        others = [int(each.name) for each in Path("/proc").iterdir() if each.name.isdecimal() and each.name != str(pid)]
+    except (OSError, ValueError, IndexError):
+        return False
+    if not pipe.startswith("pipe:"):
+        return False
+    return not any(_may_write(other, pipe, since=pid) for other in others)
+
+
+def _may_write(pid: int, pipe: str, *, since: int) -> bool:
+    """Does a process have a pipe open for writing? Yes also if that is unknown and it is younger than `since`."""
+    try:
+        for file in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(FileNotFoundError):
+                if str(file.readlink()) == pipe and _is_writable(pid, file.name):
+                    return True
+    except FileNotFoundError:  # it has ended
+        return False
+    except OSError:
+        state, reader = process_state(pid), process_state(since)
+        return state is not None and reader is not None and not state.is_dead and state.started >= reader.started
+    return False
+
+
+def _is_writable(pid: int, descriptor: str) -> bool:
+    flags = re.search(r"^flags:\s*([0-7]+)$", Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text(), re.MULTILINE)
+    return flags is None or int(flags[1], 8) & os.O_ACCMODE != os.O_RDONLY
 
 
 def own_children() -> list[int]:

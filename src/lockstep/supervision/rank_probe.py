@@ -7,7 +7,7 @@ of them is overdue. `wait_analysis` interprets the result.
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -19,7 +19,13 @@ from lockstep.supervision.flight_recorder import (
     request_collectives,
 )
 from lockstep.supervision.heartbeat import DataWorker, Heartbeat, Phase
-from lockstep.supervision.linux_processes import ProcessState, blocked_in, children_of, process_state
+from lockstep.supervision.linux_processes import (
+    ProcessState,
+    blocked_in,
+    children_of,
+    is_only_writer_of_its_pipe,
+    process_state,
+)
 from lockstep.supervision.stack_dumps import StackFrame, frames_of, parse_stacks, request_stacks
 
 _ACKNOWLEDGE_WITHIN_S = 1.0
@@ -61,6 +67,7 @@ class RankObservation(NamedTuple):
     frames: tuple[StackFrame, ...] = ()  # of the main thread
     children: tuple[ChildProcess, ...] = ()
     blocked_in: str = ""
+    reads_own_pipe: bool = False  # a pipe that no other process can write to
     has_answered: bool = True  # whether its listener thread has; if not, something holds the interpreter lock
     collectives: tuple[Collective, ...] = ()  # the latest last
 
@@ -123,6 +130,7 @@ def _probe(status: RankStatus, heartbeat: Heartbeat, files: RankFiles) -> RankOb
         frames=tuple(frames_of(parse_stacks(stacks), heartbeat.main_thread)),
         children=tuple(_probe_child(pid, files, heartbeat.main_thread, data_workers.get(pid)) for pid in children),
         blocked_in=blocked_in(status.pid),
+        reads_own_pipe=is_only_writer_of_its_pipe(status.pid),
     )
 
 
@@ -143,19 +151,32 @@ def _with_collectives(
     observed: Sequence[RankObservation], files: Callable[[int], RankFiles], read: ReadHeartbeat
 ) -> list[RankObservation]:
     """Add each rank's last collectives, and which ranks do not answer: [Note: listener]."""
-    before = {each.rank: each.heartbeat.num_acknowledgements for each in observed}
-    asked = {each.rank for each in observed if each.exit_code is None and request_collectives(files(each.rank))}
-    num_new = dict.fromkeys(asked, 0)  # acknowledgements since then
-    deadline = time.monotonic() + _ACKNOWLEDGE_WITHIN_S
-    while min(num_new.values(), default=NUM_ACKNOWLEDGEMENTS) < NUM_ACKNOWLEDGEMENTS and time.monotonic() < deadline:
-        time.sleep(_PAUSE_S)
-        for rank in asked:
-            now = read(rank)
-            num_new[rank] = NUM_ACKNOWLEDGEMENTS if now is None else now.num_acknowledgements - before[rank]
+    before = {each.rank: each.heartbeat.num_acknowledgements for each in observed if each.exit_code is None}
+    num_new = ask_for_collectives(before, files, read)
     return [
         each._replace(
             has_answered=num_new.get(each.rank, 1) > 0,
-            collectives=tuple(read_collectives(files(each.rank).collectives)) if each.rank in asked else (),
+            collectives=tuple(read_collectives(files(each.rank).collectives)) if each.rank in num_new else (),
         )
         for each in observed
     ]
+
+
+def ask_for_collectives(
+    before: Mapping[int, int], files: Callable[[int], RankFiles], read: ReadHeartbeat
+) -> dict[int, int]:
+    """Have ranks write their last collectives; return how often each has acknowledged the request: [Note: listener].
+
+    Args:
+        before: the ranks, each with its number of acknowledgements so far. Those without a listener are omitted.
+        files: the files of a rank in the agent's folder.
+        read: reads a rank's heartbeat.
+    """
+    num_new = dict.fromkeys((rank for rank in before if request_collectives(files(rank))), 0)
+    deadline = time.monotonic() + _ACKNOWLEDGE_WITHIN_S
+    while min(num_new.values(), default=NUM_ACKNOWLEDGEMENTS) < NUM_ACKNOWLEDGEMENTS and time.monotonic() < deadline:
+        time.sleep(_PAUSE_S)
+        for rank in num_new:
+            now = read(rank)
+            num_new[rank] = NUM_ACKNOWLEDGEMENTS if now is None else now.num_acknowledgements - before[rank]
+    return num_new

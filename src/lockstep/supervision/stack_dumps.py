@@ -5,6 +5,8 @@ it also works for a process that hangs in a native call.
 """
 
 import ctypes
+import functools
+import importlib.util
 import os
 import re
 import signal
@@ -25,9 +27,15 @@ _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _RECIPES = _PACKAGE + "recipes" + os.sep  # counts as user code, like a recipe that a user wrote
-_LIBRARIES = tuple(
-    {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-)  # the standard library, and installed packages
+_STANDARD_LIBRARY = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
+_INSTALLED = ("/site-packages/", "/dist-packages/")  # of this environment or any other that it builds on
+
+
+@functools.cache
+def _torch_folder() -> str:
+    """Return the folder that torch is imported from, which may be a source tree, without importing it."""
+    spec = importlib.util.find_spec("torch")
+    return "<none>" if spec is None or spec.origin is None else f"{Path(spec.origin).parent}{os.sep}"
 
 
 class StackFrame(NamedTuple):
@@ -49,11 +57,18 @@ class StackFrame(NamedTuple):
             return False
         if self.file.startswith(_PACKAGE):
             return self.file.startswith(_RECIPES)
-        return not self.file.startswith(_LIBRARIES)
+        is_installed = any(folder in self.file for folder in _INSTALLED)
+        return not is_installed and not self.is_in_standard_library and not self.file.startswith(_torch_folder())
+
+    @property
+    def is_in_standard_library(self) -> bool:
+        """Is it Python's own code?"""
+        is_installed = any(folder in self.file for folder in _INSTALLED)  # often below the standard library's folder
+        return self.file.startswith(("<", *_STANDARD_LIBRARY)) and not is_installed
 
     def is_in(self, *folders: str) -> bool:
-        """Is its file in one of these folders, given by the end of their paths: `torch/distributed/`?"""
-        return any(f"/{folder}" in self.file for folder in folders)
+        """Is it library code in one of these folders, given by the end of their paths: `torch/distributed/`?"""
+        return not self.is_users and any(f"/{folder}" in self.file for folder in folders)
 
 
 class ThreadStack(NamedTuple):

@@ -1,7 +1,7 @@
 """Records each optimizer step of a plain PyTorch loop, through torch's hooks, for `lockstep verify`.
 
 For each optimizer step, a line is written to the rank's file: the rows of data that its models were given, the
-gradients that the optimizer saw, and the weights before the first update and after each one. All of it is written as
+gradients that the optimizer saw, and the weights before and after each update. All of it is written as
 digests, which tell whether two are equal. Rank 0 also keeps some values of each tensor, which tell by how much they
 differ. Nothing is communicated: every rank records its own steps, and `lockstep verify` compares the files.
 
@@ -12,23 +12,26 @@ Torch's hooks for optimizer steps and forward passes are process-wide, so a proc
 That object is the only state of this module.
 """
 
-import hashlib
+import atexit
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from lockstep.supervision.batch_rows import RecordedRow, digest_tensor, record_rows
 from lockstep.supervision.io_recorder import OutputRecord
+from lockstep.supervision.sampler_epochs import SamplerEpochs
 
 MAX_KEPT_VALUES = 4096  # per tensor
 START, ROWS, GRADIENT, RATES, WEIGHTS, BUFFERS = "start", "rows", "gradient", "rates", "weights", "buffers"
 
-_DIGEST_DIGITS = 16
 # What DistributedDataParallel, torch.compile, Fabric and FSDP insert into the names of parameters.
 _WRAPPER_PREFIX = re.compile(r"(?:^|(?<=\.))(?:module|_orig_mod|_forward_module|_fsdp_wrapped_module)\.")
 _WAIT_FOR_RANKS_S = 20.0
+_DEVICE_TYPES = ("cpu", "cuda")
 
 
 class StepRecorder:
@@ -83,15 +86,20 @@ class _Recording:
         self._depth = 0  # an optimizer's step may call another optimizer's
         self._phases: dict[str, Any] = {}  # of the current update
         self._values: dict[str, Any] = {}
+        self._weights: dict[str, str] = {}  # digests, as the last update of each has left them
         self._hooks = [
             register_optimizer_step_pre_hook(lambda optimizer, *_: self._before_step(optimizer)),
             register_optimizer_step_post_hook(lambda optimizer, *_: self._after_step(optimizer)),
             *self._models.add_hooks(),
+            epochs := SamplerEpochs(),
         ]
+        self._epochs = epochs
+        atexit.register(self._note_end)
 
     def remove_hooks(self) -> None:
         for hook in self._hooks:
             hook.remove()
+        atexit.unregister(self._note_end)
 
     def _before_step(self, optimizer: Any) -> None:
         self._depth += 1
@@ -101,63 +109,77 @@ class _Recording:
         gradients = {name: parameter.grad for name, parameter in parameters.items()}
         self._values = {}
         self._phases = {
-            ROWS: self._models.take_rows(),
+            START: self._digests(START, parameters, known=self._weights),
+            ROWS: {"rows": self._models.take_rows()},
             GRADIENT: self._digests(GRADIENT, gradients),
             RATES: _learning_rates(optimizer),
         }
-        if self._num_updates == 0:
-            self._phases[START] = self._digests(START, parameters)
 
     def _after_step(self, optimizer: Any) -> None:
         self._depth -= 1
         if self._depth > 0:
             return
         self._num_updates += 1
+        weights = self._digests(WEIGHTS, dict(self._models.named_parameters(optimizer)))
+        self._weights |= weights
         phases = {
             **self._phases,
-            WEIGHTS: self._digests(WEIGHTS, dict(self._models.named_parameters(optimizer))),
+            WEIGHTS: weights,
             BUFFERS: self._digests(BUFFERS, dict(self._models.named_buffers())),
         }
         if self._files.rank == 0:
             from safetensors.torch import save_file
 
             save_file(self._values, self._files.values(self._num_updates))
-        line = {"step": self._num_updates, "phases": phases, "layers": self._models.layers}
+        line = {
+            "step": self._num_updates,
+            "phases": phases,
+            "layers": sorted(self._models.layers),
+            "has_low_precision": self._models.has_low_precision,
+            "repeats_epoch": self._epochs.has_repeated,
+        }
         with self._files.updates.open("a") as file:
             file.write(json.dumps(line) + "\n")
         if self._num_updates >= self._num_steps:
             self._end_script()
 
-    def _digests(self, phase: str, tensors: dict[str, Any]) -> dict[str, str]:
-        """Return each tensor's digest; on rank 0, also keep some of its values."""
+    def _digests(
+        self, phase: str, tensors: dict[str, Any], known: Mapping[str, str] = MappingProxyType({})
+    ) -> dict[str, str]:
+        """Return each tensor's digest; on rank 0, also keep some of its values, unless `known` has that digest."""
         digests = {}
         for name, tensor in tensors.items():
             if tensor is None:
                 digests[name] = "none"
                 continue
             full = _full_tensor_on_cpu(tensor)
-            digests[name] = _digest(full)
-            if self._files.rank == 0:
+            digests[name] = digest_tensor(full)
+            if self._files.rank == 0 and digests[name] != known.get(name):
                 self._values[f"{phase}/{name}"] = _some_values(full)
         return digests
 
     def _end_script(self) -> None:
         """End together with the other ranks: one that still waits in a collective for this rank would fail."""
-        self._files.end.touch()
+        self._note_end()
         all_ends = [OutputRecord(self._files.folder, rank).end for rank in range(self._num_ranks)]
         deadline = time.monotonic() + _WAIT_FOR_RANKS_S
         while not all(end.exists() for end in all_ends) and time.monotonic() < deadline:
             time.sleep(0.02)
         raise SystemExit(0)
 
+    def _note_end(self) -> None:
+        """Tell the other ranks not to wait for this one; also if the script has ended by itself, after fewer steps."""
+        self._files.end.touch()
+
 
 class _ModelRecorder:
     """The models of the script, and the rows of data that they are given in training."""
 
     def __init__(self) -> None:
-        self.layers: list[str] = []  # the kinds of layers that mix the samples of a batch, or draw random numbers
+        self.layers: set[str] = set()  # the kinds of layers that mix the samples of a batch, or draw random numbers
+        self.has_low_precision = False  # some of them compute in less than fp32
         self._models: list[Any] = []
-        self._rows: list[str] = []  # digests, since the last update
+        self._rows: list[RecordedRow] = []  # since the last update
         self._depth = 0  # of nested forward calls
         self._has_rows = False  # the outermost call's rows are recorded, or it needs none
 
@@ -169,10 +191,10 @@ class _ModelRecorder:
             register_module_forward_hook(self._after_forward, always_call=True),
         ]
 
-    def take_rows(self) -> dict[str, Any]:
-        """Return the digests of the rows since the last update, and start over."""
+    def take_rows(self) -> list[RecordedRow]:
+        """Return the rows since the last update, and start over."""
         rows, self._rows = self._rows, []
-        return {"rows": rows}
+        return rows
 
     def named_parameters(self, optimizer: Any) -> Iterator[tuple[str, Any]]:
         """Yield an optimizer's parameters, by their names in the models or else by their place in the optimizer."""
@@ -200,16 +222,18 @@ class _ModelRecorder:
         if torch.compiler.is_compiling():  # a compiled module is called by one that is not, which is recorded
             return
         self._depth += 1
+        self.has_low_precision |= any(torch.is_autocast_enabled(kind) for kind in _DEVICE_TYPES)
         if self._depth == 1:
             self._has_rows = not torch.is_grad_enabled() or next(module.parameters(), None) is None
             if not self._has_rows:
                 self._add_model(module)
+                self.layers |= {type(part).__name__ for part in module.modules() if _mixes_or_draws(part)}
         if not self._has_rows:
             # A tensor that requires a gradient was computed, for example by another model: it is not data.
             data = [arg for arg in args if isinstance(arg, torch.Tensor) and arg.ndim and not arg.requires_grad]
             if data:
                 self._has_rows = True
-                self._rows += [_digest(row) for row in data[0].detach().cpu()]
+                self._rows += record_rows(data[0])
 
     def _after_forward(self, *_: Any) -> None:
         import torch
@@ -223,8 +247,36 @@ class _ModelRecorder:
             return
         parts = {id(module) for module in model.modules()}  # which may have been called directly before
         self._models = [*(each for each in self._models if id(each) not in parts), model]
-        kinds = {type(module).__name__ for module in model.modules()}
-        self.layers = sorted({*self.layers, *(kind for kind in kinds if "BatchNorm" in kind or "Dropout" in kind)})
+        self.has_low_precision |= _has_low_precision(model)
+
+
+def _has_low_precision(model: Any) -> bool:
+    """Has this model parameters of less than fp32, or may it use TF32?"""
+    import torch
+
+    parameters = list(model.parameters())
+    if any(parameter.is_floating_point() and parameter.element_size() < 4 for parameter in parameters):
+        return True
+    if not any(parameter.is_cuda for parameter in parameters):
+        return False
+    has_convolutions = any("Conv" in type(module).__name__ for module in model.modules())
+    try:
+        is_allowed = torch.get_float32_matmul_precision() != "highest"
+        return is_allowed or (has_convolutions and torch.backends.cudnn.allow_tf32)
+    except RuntimeError:  # the script has set it through torch's newer names, which these refuse
+        return True
+
+
+def _mixes_or_draws(module: Any) -> bool:
+    """Is this a layer, in training, that mixes the samples of a batch, or draws random numbers?"""
+    kind = type(module).__name__
+    if not module.training:
+        return False
+    if "Dropout" in kind:
+        return bool(getattr(module, "p", 1) != 0)
+    return ("BatchNorm" in kind and "Sync" not in kind) or (
+        isinstance(getattr(module, "dropout", None), float) and module.dropout > 0
+    )
 
 
 def _learning_rates(optimizer: Any) -> dict[str, str]:
@@ -238,15 +290,6 @@ def _full_tensor_on_cpu(tensor: Any) -> Any:
     if hasattr(tensor, "full_tensor"):
         tensor = tensor.full_tensor()
     return (tensor.to_dense() if tensor.is_sparse else tensor).cpu().contiguous()
-
-
-def _digest(tensor: Any) -> str:
-    import torch
-
-    digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}\x00".encode())
-    if tensor.numel():
-        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()[:_DIGEST_DIGITS]
 
 
 def _some_values(tensor: Any) -> Any:

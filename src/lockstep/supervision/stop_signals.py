@@ -16,6 +16,10 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class StopRequested(BaseException):
     """Raised by a stop signal. Not a KeyboardInterrupt: the argument parser would swallow that."""
 
+    def __init__(self, number: int) -> None:
+        self.signal = signal.Signals(number)
+        super().__init__(self.signal.name)
+
 
 def install_stop_handlers() -> None:
     """Make stop signals raise `StopRequested` from now on, unless they are ignored."""
@@ -68,4 +72,4 @@ def _is_default(handler: object) -> bool:
 
 
 def _raise_stop_requested(number: int, _frame: object) -> NoReturn:
-    raise StopRequested(signal.Signals(number).name)
+    raise StopRequested(number)

@@ -5,13 +5,15 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from lockstep.supervision.cpu_activity import BUSY_SHARE
 from lockstep.supervision.flight_recorder import Collective
 from lockstep.supervision.heartbeat import Phase
 from lockstep.supervision.rank_probe import ChildProcess, RankObservation
-from lockstep.supervision.stack_dumps import StackFrame, user_frame
+from lockstep.supervision.stack_dumps import StackFrame, ThreadStack, parse_stacks, user_frame
 
 # Where a stack is when a rank waits for others: in torch's collectives, or in these files of lockstep.
 _COLLECTIVES = ("torch/distributed/", "torch/nn/parallel/distributed.py")
+_FILE_ACCESS = "torch/distributed/checkpoint/"  # there, a rank reads or writes files by itself
 _OWN_COLLECTIVES = (
     "engine/comm_thread.py",
     "world/collectives.py",
@@ -21,9 +23,9 @@ _OWN_COLLECTIVES = (
 )
 # Frames between a caller and what it waits for, which carry no information.
 _WRAPPERS = ("torch/_ops.py", "torch/utils/_contextlib.py", "/threading.py", "/contextlib.py", "/concurrent/futures/")
+_SAVER = "/lockstep/checkpoint/async_saver.py"  # a save is written by a thread, which meets those of the other ranks
 _BACKWARD = "torch/autograd/graph.py"
 _DATA_LOADING = ("torch/utils/data/", "/multiprocessing/")
-_BUSY_SHARE = 0.1  # of one CPU
 _LATE_S = 1.0  # on a GPU, a collective takes less than this unless it has to wait for its peers
 
 
@@ -51,19 +53,29 @@ class WaitAnalysis(NamedTuple):
     """What two successive observations say about a rank."""
 
     now: RankObservation
-    age_s: float  # how long it has been in this phase
-    is_busy: bool
+    age_s: float  # how long ago it last made progress
+    idle_s: float  # how long it has not used the CPU
+    is_busy: bool  # between the two
     peer_wait: PeerWait | None  # None: it does not wait for other ranks
+    num_collectives: int = 0  # that it has made
 
 
-def analyze_wait(before: RankObservation, now: RankObservation, age_s: float, *, world_size: int) -> WaitAnalysis:
-    """Compare two observations of a rank that has been in its phase for `age_s`."""
+def analyze_wait(
+    before: RankObservation,
+    now: RankObservation,
+    age_s: float,
+    idle_s: float,
+    *,
+    world_size: int,
+    num_collectives: int = 0,
+) -> WaitAnalysis:
+    """Compare two observations of a rank that last made progress `age_s` ago, and used no CPU for `idle_s`."""
     used_s, elapsed_s = now.cpu_s - before.cpu_s, max(now.at - before.at, 1e-3)
     # A phase that ended was no hang, whatever the next one looks like.
     has_moved = before.frames != now.frames or before.heartbeat.since != now.heartbeat.since
-    is_busy = has_moved or used_s / elapsed_s > _BUSY_SHARE
+    is_busy = has_moved or used_s / elapsed_s > BUSY_SHARE
     peer_wait = find_peer_wait(now, is_busy=is_busy, has_moved=has_moved) if world_size > 1 else None
-    return WaitAnalysis(now, age_s, is_busy, peer_wait)
+    return WaitAnalysis(now, age_s, 0.0 if is_busy else idle_s, is_busy, peer_wait, num_collectives)
 
 
 def find_peer_wait(observed: RankObservation, *, is_busy: bool = False, has_moved: bool = False) -> PeerWait | None:
@@ -90,6 +102,8 @@ def find_peer_wait(observed: RankObservation, *, is_busy: bool = False, has_move
     is_module_level = innermost.function == "<module>"  # an import, or the script itself
     if not is_module_level and _is_in_collective(innermost):
         return PeerWait(_collective_name(frames), frame)
+    if innermost.file.endswith(_SAVER) and any(map(is_save_that_waits, parse_stacks(observed.stacks))):
+        return PeerWait("the save of all ranks", frame)
     if is_busy and not has_moved and (late := _late_on_the_gpu(observed)) is not None:
         return PeerWait(f"{late.name} on the GPU", frame)
     if innermost.is_in(_BACKWARD) and not is_busy:  # a backward pass that computes nothing: DDP waits inside it
@@ -97,6 +111,12 @@ def find_peer_wait(observed: RankObservation, *, is_busy: bool = False, has_move
     if innermost.is_users and ".wait(" in linecache.getline(innermost.file, innermost.line):
         return PeerWait("wait() for a collective", frame)
     return None
+
+
+def is_save_that_waits(thread: ThreadStack) -> bool:
+    """Does this thread write a checkpoint, and wait for the other ranks to do so too?"""
+    own = [frame for frame in thread.frames if not frame.is_in_standard_library]
+    return bool(own) and own[-1].file.endswith(_SAVER) and _is_in_collective(_without_wrappers(thread.frames)[0])
 
 
 def is_waiting_for_data(observed: RankObservation) -> bool:
@@ -165,6 +185,8 @@ def _without_wrappers(frames: Sequence[StackFrame]) -> Sequence[StackFrame]:
 
 
 def _is_in_collective(frame: StackFrame) -> bool:
+    if frame.is_in(_FILE_ACCESS):
+        return False
     return frame.is_in(*_COLLECTIVES) or any(frame.file.endswith(f"/lockstep/{part}") for part in _OWN_COLLECTIVES)
 
 

@@ -99,8 +99,9 @@ def serve(pipe: Connection) -> None:
     import torch
 
     from lockstep.world import process_group  # noqa: F401  (imported now, so that no call's time limit includes it)
+    from lockstep.world.script_process import choose_threads
 
-    torch.set_num_threads(1)
+    choose_threads(1)
     torch.set_num_interop_threads(1)
     send(pipe, Ready())
     try:

@@ -133,6 +133,10 @@ class SaveBest(Callback):
     def __init__(self, metric: str, mode: Mode) -> None:
         self.best = Best(metric, mode)
 
+    def on_start(self, trainer: "Trainer") -> None:
+        if trainer.run.folder is None:
+            raise UserError(f"SaveBest({self.best.metric!r}, …) needs a folder to save to: Trainer(…, folder=…)")
+
     def on_evaluate(self, trainer: "Trainer", metrics: Mapping[str, Any]) -> None:
         if self.best.improves(trainer.step, metrics):
             trainer.save_best()

@@ -78,7 +78,7 @@ class RoundLoop:
         with self._stopping_after_the_round(), heartbeat.counting_rounds():
             while not progress.is_at_end(None):
                 if stop_after is not None and progress.step >= stop_after:
-                    self._checkpointer.stop()
+                    self._checkpointer.stop(stop_after)
                 heartbeat.enter(Phase.COMPUTING)
                 current = Round(progress.step + 1, lambda: self._is_asked_to_stop, self._checkpointer.stop)
                 yield current

@@ -5,11 +5,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args
 
-import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
 
 from lockstep.config.argument_checks import require_count
 from lockstep.data.evaluation_loader import EvaluationLoader
@@ -23,6 +25,7 @@ from lockstep.engine.lane_buffers import BufferRule
 from lockstep.engine.state_digest import digest, tensor_digests
 from lockstep.errors import LockstepError, UserError
 from lockstep.events.event_log import PrintSink, Sink
+from lockstep.launcher.exit_callbacks import Ending, call_at_exit, forget_at_exit
 from lockstep.supervision import heartbeat
 from lockstep.supervision.heartbeat import Phase
 from lockstep.train.activation_checkpointing import RecomputedModules, checkpoint_activations
@@ -30,6 +33,7 @@ from lockstep.train.evaluate import Metrics, evaluate
 from lockstep.train.optim.ema import ExponentialMovingAverage
 from lockstep.train.optim.lr_schedule import Factor, Schedule
 from lockstep.train.optim.mixed_precision import MixedPrecision
+from lockstep.train.optim.optimizer_classes import require_no_closure
 from lockstep.train.resume.checkpoint_policy import CheckpointPolicy
 from lockstep.train.resume.checkpointer import Checkpointer, Resume
 from lockstep.train.resume.progress import Progress
@@ -48,6 +52,7 @@ from lockstep.world.determinism import set_determinism_flags
 from lockstep.world.keyed_random import key_of, seed_rngs
 from lockstep.world.object_collectives import all_gather_object
 from lockstep.world.process_group import setup_distributed
+from lockstep.world.script_process import show_errors_in_one_line
 from lockstep.world.world import World
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -140,6 +145,7 @@ class Run:
         fsdp: FsdpOptions | Mapping[str, Any] | None = None,
         tensor_plan: Mapping[str, str] | None = None,
     ) -> None:
+        show_errors_in_one_line()  # of the arguments, too: [Note: one contract]
         self.options = StepOptions(
             seed=seed,
             determinism=determinism,
@@ -163,6 +169,7 @@ class Run:
         self.world = setup_distributed() if world is None else world
         set_determinism_flags(self.world.device, tf32=tf32, deterministic=determinism == "lockstep")
         self.log_every = log_every
+        self._has_warned_unsaved = False
         place = run_place(folder, trace=trace)
         self._is_traced = place.trace is not None
         self._state = TrainState()
@@ -214,6 +221,9 @@ class Run:
 
         A DataParallel or DistributedDataParallel around it is removed: the run reduces gradients itself.
         """
+        if not isinstance(model, nn.Module):
+            kind = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
+            raise UserError(f"run.prepare(…) takes a module, not {kind}: give it the model itself, as in Model()")
         if any(isinstance(p, UninitializedParameter) for p in model.parameters()):
             raise UserError("the model has lazy modules without weights yet: run a batch through it first")
         bare = unwrapped(model)
@@ -242,12 +252,19 @@ class Run:
 
         Returns the optimizer, to be given to `step.update`.
         """
-        made = optimizer if isinstance(optimizer, Optimizer) else optimizer(self._state.parameters_of(models))
-        self._state.strategy.adopt(made)
-        if isinstance(made, torch.optim.LBFGS):
+        if isinstance(schedule, LRScheduler):
             raise UserError(
-                "LBFGS evaluates the loss several times in a step, which `Step` does not support: use another optimizer"
+                f"run.optimizer(…, schedule={type(schedule).__name__}): a torch scheduler is stepped by the script: "
+                "give lockstep.Schedule.cosine(…) or a function from the updates completed to a factor, or keep it and "
+                'call run.register_state("scheduler", scheduler)'
             )
+        if schedule is not None and not isinstance(schedule, Schedule) and not callable(schedule):
+            raise UserError(f"run.optimizer(…, schedule={schedule!r}): expected a lockstep.Schedule or a function")
+        made = optimizer if isinstance(optimizer, Optimizer) else optimizer(self._state.parameters_of(models))
+        if not isinstance(made, Optimizer):
+            raise UserError(f"run.optimizer(…): expected a torch optimizer or a function that makes one, not {made!r}")
+        self._state.strategy.adopt(made)
+        require_no_closure(type(made))
         self._state.add_optimizer(made)
         if schedule is not None:
             self._state.schedules[made] = schedule
@@ -361,7 +378,7 @@ class Run:
 
     def steps(
         self,
-        loader: Loader,
+        loader: Loader | DataLoader[Any],
         *,
         epochs: int | None = None,
         steps: int | None = None,
@@ -377,7 +394,7 @@ class Run:
         newest checkpoint.
 
         Args:
-            loader: what `run.loader` returned.
+            loader: what `run.loader` returned, or a torch DataLoader, whose batch size is the global batch.
             epochs: how many epochs to train. Give either this or `steps`.
             steps: how many updates to make.
             save_every: save in between as well, not only at the end: `100` steps, or `"1 epoch"`.
@@ -387,12 +404,25 @@ class Run:
             finish: call `run.finish()` after the last step; then the run takes no more logs. With False, call it
                 yourself, as after several loops in one script.
         """
+        if (epochs is None) == (steps is None):
+            problem = "give epochs= or steps=" if epochs is None else "give either epochs= or steps=, not both"
+            raise UserError(f"run.steps(…): {problem}")
+        if isinstance(loader, DataLoader):
+            loader = self.loader(loader)
+        elif not hasattr(loader, "batches"):
+            raise UserError(
+                f"run.steps({type(loader).__name__}, …): make the loader with run.loader(dataset, global_batch=…), or "
+                "pass a torch DataLoader"
+            )
         policy = CheckpointPolicy(save_every, keep, keep_every)
         if checkpoints is not None:
             if policy != CheckpointPolicy():
                 raise UserError("run.steps(…): give either checkpoints=, or save_every=, keep= and keep_every=")
             policy = checkpoints
+        if self.folder is None and policy.every is not None and self.world.is_main:
+            logger.warning("save_every=%s has no effect: the run has no folder, Run(folder, …)", policy.every)
         self._recomputed.check(list(self._state.models.values()))
+        self._close_at_exit()
         return self._loop.steps(loader, epochs, steps, policy, self.finish if finish else None)
 
     def end_steps(self) -> None:
@@ -428,7 +458,13 @@ class Run:
         """
         require_count("save_every", save_every)
         policy = checkpoints or CheckpointPolicy()
+        self._close_at_exit()
         return self._round_loop.rounds(count, save_every, policy, self.stop_after, settings or {}, is_over)
+
+    @property
+    def resumes_later(self) -> bool:
+        """Whether the checkpoint to resume from was saved in a later call of `run.steps` than those made so far."""
+        return self._checkpointer.found_progress is not None
 
     @property
     def stop_after(self) -> int | None:
@@ -451,6 +487,9 @@ class Run:
             is_best: this checkpoint stays until there is a better one.
             metadata: plain values for the checkpoint's manifest.
         """
+        if self.folder is None and self.world.is_main and not self._has_warned_unsaved:
+            self._has_warned_unsaved = True
+            logger.warning("run.save() has no effect: the run has no folder, Run(folder, …)")
         self._loop.save(is_best=is_best, metadata=metadata)
 
     @property
@@ -540,7 +579,7 @@ class Run:
 
         `metadata`: plain values for the last checkpoint's manifest and the end event.
         """
-        if self._checkpointer.found_progress is not None:
+        if self.resumes_later:
             raise UserError(
                 "the checkpoint was saved in a later call of run.steps(…) than this script makes: restore the missing "
                 "calls, or choose another folder"
@@ -565,9 +604,31 @@ class Run:
 
     def close(self, *, abandon: bool = False) -> None:
         """Release the folder and the engine, as `finish` does. `abandon`: do not wait for a save or for other ranks."""
+        forget_at_exit(self)
         self._loop.close(abandon=abandon)
         self._checkpointer.close(abandon=abandon)
         self.run_log.close()
+
+    def _close_at_exit(self) -> None:
+        if self.folder is not None:
+            call_at_exit(self, self._leave)
+
+    def _leave(self, ending: Ending) -> None:
+        """Close a run that the script has left open: by `break`, `return` or an exception, or without `finish`."""
+        if ending is Ending.FAILED:
+            self._checkpointer.wait_for_save()
+            self.close(abandon=True)
+            return
+        can_save = ending is Ending.NORMAL and (self.world.size == 1 or dist.is_initialized())
+        if not self._checkpointer.is_saved:
+            text = f"the script has left the run after step {self.step} without run.finish(): "
+            if can_save and self._loop.is_begun:  # a round that was left halfway is repeated
+                self.run_log.log_incident(self.step, text + "it is saved as it is, and the same command continues it")
+                self._loop.save_if_requested()
+                self._checkpointer.leave(self.checkpoint_metadata)
+            else:
+                self.run_log.log_incident(self.step, text + "what came after the last checkpoint is lost")
+        self.close(abandon=not can_save)
 
     def _choose_strategy(self, models: Sequence[nn.Module] = ()) -> None:
         choice = choose_strategy(self.world, self.options, models, keep_gradients=self._is_traced)
@@ -576,4 +637,7 @@ class Run:
     def _check_open(self, what: str) -> None:
         """Raise if the run has ended. Called on every rank, so that they all fail alike."""
         if self._loop.is_closed:
-            raise UserError(f"run.{what}(…) after the run's end: call run.steps(…, finish=False), then run.finish()")
+            raise UserError(
+                f"run.{what}(…) after the run's end: give finish=False to run.steps or trainer.train, and call "
+                "run.finish() last"
+            )

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lockstep.config import environment
 from lockstep.engine.state_digest import DigestTrace
 from lockstep.errors import UserError
 from lockstep.events.atomic_files import write_atomic
@@ -14,6 +15,7 @@ from lockstep.events.jsonl import FileMark, JsonlWriter
 from lockstep.events.media import check_image, check_media_name, truncate_text, write_image
 from lockstep.events.run_folder import Claim, RunFolder, RunSettings
 from lockstep.supervision.agent_folder import RankFiles
+from lockstep.supervision.process_title import title_rank
 from lockstep.world.object_collectives import broadcast_object
 from lockstep.world.world import World
 
@@ -54,6 +56,7 @@ class RunLog:
         self.run_id, attempt = self._claim_together(self.folder, settings, fingerprint)
         if (files := RankFiles.own()) is not None:  # the agent writes its reports there too
             files.run_folder.write_text(str(self.folder.path.resolve()))
+            title_rank(environment.read_placement(), str(self.folder.path))
         if self._world.is_main:
             self._events_file = JsonlWriter(self.folder.events)
             self.events = EventLog([self._events_file, *self._sinks], attempt)

@@ -2,33 +2,31 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from lockstep.data.lanes import GlobalBatch
-from lockstep.engine.engine import Engine, GradientPass
-from lockstep.engine.gradient_math import scale_gradients
+from lockstep.engine.engine import Engine
 from lockstep.engine.lane_buffers import BufferSlot
 from lockstep.engine.loss_table import LossCount, Term, Terms, as_terms
+from lockstep.engine.stand_in_gradient import ShardedGradient
 from lockstep.errors import UserError
 from lockstep.supervision import heartbeat
 from lockstep.supervision.heartbeat import Phase
+from lockstep.train.first_step_checks import FirstPassChecks, FirstStepChecks
 from lockstep.train.optim.mixed_precision import MixedPrecision
-from lockstep.train.optim.nonfinite import Investigator, LaneGradients, Replay
+from lockstep.train.optim.nonfinite import Investigator, LaneGradients
 from lockstep.train.optim.optimizer_update import Updater
+from lockstep.train.pending_pass import Loss, PendingPass, SavedBuffer
 from lockstep.train.resume.progress import StepBoundaries
 from lockstep.train.step_timer import StepTimer
 from lockstep.train.train_state import Models
 from lockstep.world.keyed_random import derive_key, preserve_rng_states, seed_rngs
-
-Loss = Callable[..., Term | Terms]
-"""`loss(model, batch)` → a sum and a count, or several by name; with `tail="pad"`, `loss(model, batch, weight=…)`."""
 
 
 class StepContext(NamedTuple):
@@ -42,6 +40,8 @@ class StepContext(NamedTuple):
     investigator: Investigator
     timer: StepTimer
     parameters: Callable[[Models | None], list[Parameter]]
+    gradients: Callable[[Sequence[Parameter]], dict[str, Tensor]]  # by name, as the optimizers see them
+    optimizer_ids: frozenset[int]  # of the run's optimizers
     buffers: Sequence[BufferSlot]
 
 
@@ -59,30 +59,41 @@ class Step:
         for batch in step.lanes:
             step.backward(*loss(model, batch))
 
-    Two models with an optimizer each (a GAN) are two such pairs in one step.
+    Between the two, `.grad` holds the gradients over all lanes of all ranks, the same on every rank: clip or read them
+    there, if `Run(clip_norm=…)` and `step.grad_norm` are not enough. Two models with an optimizer each (a GAN) are two
+    such pairs in one step. A step that is to make no update says so by `skip()`.
 
     Attributes:
         number: counts updates, from 1.
         batch: the global batch, as the loader made it.
         weight: the weights of the current lane's samples, if the loader pads (`tail="pad"`).
-        norm: after `update`, the gradients' norm before clipping, if the run clips.
         is_updated: an update was made in this step.
         was_skipped: the latest update was skipped, because a loss or a gradient was not finite.
     """
 
-    def __init__(self, number: int, batch: GlobalBatch, context: StepContext, boundaries: StepBoundaries) -> None:
+    def __init__(
+        self,
+        number: int,
+        batch: GlobalBatch,
+        context: StepContext,
+        boundaries: StepBoundaries,
+        checks: FirstStepChecks | None = None,
+    ) -> None:
         self.number = number
         self.batch = batch
         self.weight: Tensor | None = None
-        self.norm: Tensor | None = None
         self.is_updated = False
         self.was_skipped = False
         self._context = context
         self._boundaries = boundaries
-        self._passes: list[_PendingPass] = []
+        self._checks = checks
+        self._passes: list[PendingPass] = []
         self._num_passes = 0
-        self._open: _PendingPass | None = None
-        self._last_pass: _PendingPass | None = None
+        self._open: PendingPass | None = None
+        self._open_checks: FirstPassChecks | None = None
+        self._last_passes: list[PendingPass] = []  # of the latest update
+        self._grad_norm: Tensor | None = None
+        self._is_handled = False  # the script has called `update` or `skip`
 
     @property
     def is_begun(self) -> bool:
@@ -134,32 +145,54 @@ class Step:
                     "a second pass for the same model before step.update(…) would lose the first gradients: call "
                     "step.update(optimizer) between them, or return both losses as terms of one"
                 )
-            earlier.finish()  # it leaves the buffers that this pass starts from
+        if not parameters:
+            raise UserError(
+                "nothing to train: all parameters of the model are frozen (requires_grad=False): unfreeze some of them"
+            )
         scaler = self._context.updater.scaler
         engine = self._context.engine
         lane_pass = engine.start_pass(parameters, divide_late=scaler is not None)
-        pending = _PendingPass(engine, lane_pass, parameters, number)
+        pending = PendingPass(engine, lane_pass, parameters, number)
         if scaler is not None:
             pending.factor, pending.factor_value = scaler.factor, scaler.factor_value
         pending.loss_function, pending.model = loss, model
         if self._context.updater.may_skip:
-            pending.buffers = [_SavedBuffer.capture(slot) for slot in self._context.buffers]
+            pending.buffers = [SavedBuffer.capture(slot) for slot in self._context.buffers]
+        checks = None if self._checks is None else self._checks.begin_pass(parameters)
         for lane, data, size, weight in self.batch.lanes:
             lane_pass.open_lane(lane, size)
             if data is not None:
                 self._open_lane(number, lane, weight)
-                self._open = pending
+                self._open, self._open_checks = pending, checks
+                if checks is not None:
+                    checks.open_lane(data)
                 try:
                     with self._context.precision.autocast:
                         yield data
                 finally:  # also where the loop is left by `break`
-                    self._open = None
+                    self._open = self._open_checks = None
+                    if checks is not None:
+                        checks.close_lane()
             lane_pass.close_lane()
         if self._context.update_key is not None:
             # Random numbers drawn between here and the next lanes are the same on all ranks.
             seed_rngs(derive_key(self._context.update_key, _lane_index(self.batch.number, number)))
         lane_pass.end()
+        self._finish(pending)
+        if checks is not None:
+            checks.end_pass(None if loss is None or model is None else partial(self._first_loss, loss, model, pending))
+
+    def _finish(self, pending: PendingPass) -> None:
+        """Wait until the gradients of a pass are there."""
+        self._context.timer.lap("compute")
+        heartbeat.enter(Phase.EXCHANGING)
+        pending.finish()
+        if self._context.engine.hides_gradients:
+            for parameter in pending.parameters:
+                parameter.grad = ShardedGradient(parameter)
         self._passes.append(pending)
+        self._context.timer.lap("exchange")
+        heartbeat.enter(Phase.COMPUTING)
 
     def accumulate(self, loss: Loss, model: Models) -> None:
         """Run `loss(model, batch)` and its backward pass over each of this rank's lanes.
@@ -169,6 +202,8 @@ class Step:
                 it is called as `loss(model, batch, weight=…)`.
             model: the prepared model, or several, whose gradients are accumulated.
         """
+        if _has_parameters(loss) and not isinstance(model, Sequence) and not _has_parameters(model):
+            raise UserError("step.accumulate(model, loss): the loss comes first, step.accumulate(loss, model)")
         for data in self._run_lanes(model, loss):
             self.backward(self._loss_of(loss, model, data))
 
@@ -191,14 +226,64 @@ class Step:
         if self._open is None:
             raise UserError("step.backward() belongs inside `for batch in step.lanes:`")
         loss: Any = loss_sum if count is None else (loss_sum, count)
+        terms = as_terms(loss)
+        if self._open_checks is not None:
+            self._open_checks.check_loss(terms)
         with self._context.precision.no_autocast:
-            self._open.lane_pass.backward(self._open.scaled(as_terms(loss)), more=more, retain_graph=retain_graph)
+            self._open.lane_pass.backward(self._open.scaled(terms), more=more, retain_graph=retain_graph)
+        if self._open_checks is not None and not more:
+            self._open_checks.after_backward()
+
+    @property
+    def grad_norm(self) -> Tensor:
+        """The global norm of the gradients, before clipping, in double precision; the same on every rank.
+
+        Between `accumulate` and `update` it is the norm of what the update will use; then, of what the latest update
+        has used. Without `clip_norm` it is computed here, so read it before `update` if gradients are sharded, or if
+        your optimizer changes them in place.
+        """
+        if self._passes or self._grad_norm is None:
+            parameters = self._pending_parameters()
+            norm = self._context.engine.reduced(parameters).norm()
+            if self._passes:
+                return norm
+            self._grad_norm = norm
+        return self._grad_norm
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Return the gradients over all lanes of all ranks, by parameter name, between `accumulate` and `update`.
+
+        They are the tensors that the update will use: change them in place if you like, in the same way on every rank.
+        With sharded gradients, each is this rank's part.
+        """
+        return self._context.gradients(self._pending_parameters())
+
+    def skip(self) -> None:
+        """Let the step end without an update: its batch counts as used. All ranks must call it together."""
+        self._is_handled = True
+        self._remove_stand_ins([parameter for each in self._passes for parameter in each.parameters])
+        self._passes = []
+
+    def check_end(self) -> None:
+        """Raise if the script has ended the step without using its batch, or all of its gradients."""
+        if self._is_handled and not self._passes:
+            return
+        problem = "with gradients that no update has used" if self._passes else "without an update"
+        raise UserError(
+            f"step {self.number} ended {problem}: call step.update(optimizer) in every step, or step.skip(); to "
+            "accumulate gradients over several batches, make global_batch larger and cut it into more lanes"
+        )
 
     def update(self, *optimizers: Optimizer) -> None:
-        """Wait for the sum of all ranks' gradients, clip it, step these optimizers, move EMAs and schedules.
+        """Clip the gradients, if the run clips, step these optimizers, move EMAs and schedules.
 
         Several optimizers of one model belong in one call. You need no `zero_grad()`: a step starts without gradients.
+
+        Args:
+            optimizers: what `run.optimizer(…)` returned.
         """
+        self._check_optimizers(optimizers)
+        self._is_handled = True
         passes = self._passes if len(self._passes) == 1 else self._passes_of(optimizers)
         if not passes:
             raise UserError(
@@ -207,15 +292,13 @@ class Step:
             )
         parameters = [parameter for each in passes for parameter in each.parameters]
         _require_gradients(optimizers, parameters)
+        self._remove_stand_ins(parameters)
+        if parameters[0].grad is None and not self._context.engine.hides_gradients and _were_removed(passes):
+            raise UserError("the gradients were removed before step.update(…): omit zero_grad(), a step needs none")
         self._context.timer.lap("compute")
-        heartbeat.enter(Phase.EXCHANGING)
-        # A skipped update restores buffers; a pass that is finished later would overwrite them.
-        for each in self._passes if self._context.updater.may_skip else passes:
-            each.finish()
-        self._context.timer.lap("exchange")
         heartbeat.enter(Phase.UPDATING)
         self._passes = [each for each in self._passes if each not in passes]
-        self._last_pass = passes[-1]
+        self._last_passes = passes
         update = self._context.updater.apply(
             self.number,
             parameters,
@@ -224,7 +307,7 @@ class Step:
             optimizers,
         )
         self._context.timer.lap("update")
-        self.norm = update.norm
+        self._grad_norm = update.norm
         self.was_skipped = not update.is_made
         self.is_updated |= update.is_made
         if update.is_made:
@@ -245,11 +328,37 @@ class Step:
     @property
     def loss_tensor(self) -> Tensor:
         """`loss` as a tensor on the device; reading it does not wait."""
-        if self._last_pass is None:
+        if not self._last_passes:
             raise UserError("step.loss is known after step.update(…)")
-        return self._last_pass.loss()
+        return self._last_passes[-1].loss()
 
-    def _investigate(self, passes: Sequence["_PendingPass"], parameters: Sequence[Parameter]) -> None:
+    def _remove_stand_ins(self, parameters: Sequence[Parameter]) -> None:
+        if self._context.engine.hides_gradients:
+            for parameter in parameters:
+                parameter.grad = None
+
+    def _pending_parameters(self) -> list[Parameter]:
+        """Return the parameters whose gradients wait for an update, or else were used by the latest one."""
+        passes = self._passes or self._last_passes
+        if not passes:
+            raise UserError("gradients are known after step.accumulate(…), or after the loop over step.lanes")
+        if not self._passes and self._context.engine.hides_gradients:
+            raise UserError(
+                "sharded gradients end with the update: read them, or step.grad_norm, before step.update(…)"
+            )
+        return [parameter for each in passes for parameter in each.parameters]
+
+    def _check_optimizers(self, optimizers: Sequence[Optimizer]) -> None:
+        if not optimizers:
+            raise UserError("step.update() updates nothing: give it the optimizers, step.update(optimizer)")
+        for optimizer in optimizers:
+            if id(optimizer) not in self._context.optimizer_ids:
+                raise UserError(
+                    f"step.update({type(optimizer).__name__}): the run does not know it, so no checkpoint would hold "
+                    "its state: call optimizer = run.optimizer(model, optimizer) before run.steps(…)"
+                )
+
+    def _investigate(self, passes: Sequence[PendingPass], parameters: Sequence[Parameter]) -> None:
         """Report what was not finite in these passes, and raise if the run is to stop."""
         for each in passes:
             if self._context.engine.can_replay and each.loss_function is not None and each.model is not None:
@@ -257,7 +366,14 @@ class Step:
         with preserve_rng_states(cuda=True):  # each rank may run its lanes again
             self._context.investigator.report(self.number, passes, self._context.engine.reduced(parameters))
 
-    def _passes_of(self, optimizers: Sequence[Optimizer]) -> list["_PendingPass"]:
+    def _first_loss(self, loss: Loss, model: Models, pending: PendingPass) -> tuple[Any, Terms]:
+        """Compute the loss of this rank's first lane once more; return its data and its terms."""
+        lane, data, _, weight = next(each for each in self.batch.lanes if each.data is not None)
+        self._open_lane(pending.number, lane, weight)
+        with self._context.precision.autocast:
+            return data, as_terms(self._loss_of(loss, model, data))
+
+    def _passes_of(self, optimizers: Sequence[Optimizer]) -> list[PendingPass]:
         """Return the pending passes that have gradients for these optimizers."""
         parameters = {p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
         return [each for each in self._passes if not parameters.isdisjoint(each.parameters)]
@@ -269,7 +385,7 @@ class Step:
     def _loss_of(self, loss: Loss, model: Models, data: Any) -> Term | Terms:
         return loss(model, data) if self.weight is None else self._weighted(loss, model, data)
 
-    def _replay(self, loss: Loss, model: Models, pending: "_PendingPass") -> Iterator[LaneGradients]:
+    def _replay(self, loss: Loss, model: Models, pending: PendingPass) -> Iterator[LaneGradients]:
         """Compute each lane's gradients again: they are the same, because a lane's random numbers are keyed."""
         for lane, data, _, weight in self.batch.lanes:
             if data is not None:
@@ -289,71 +405,20 @@ class Step:
         return loss(model, data, weight=self.weight)
 
 
-class _SavedBuffer(NamedTuple):
-    """A buffer before the lanes ran: the tensor and its value, because either may be replaced."""
-
-    slot: BufferSlot
-    tensor: Tensor | None
-    value: Tensor | None
-
-    @classmethod
-    def capture(cls, slot: BufferSlot) -> Self:
-        return cls(slot, *(None, None) if slot.is_empty else (slot.tensor, slot.tensor.clone()))
-
-    def restore(self) -> None:
-        """Restore it whether or not it has changed: batch norm's kernels do not bump a tensor's version."""
-        self.slot.set(self.tensor)
-        if self.tensor is not None and self.value is not None:
-            self.tensor.copy_(self.value)
-
-
-@dataclass(eq=False)
-class _PendingPass:
-    """A pass over the lanes whose gradients no update has used yet."""
-
-    engine: Engine
-    lane_pass: GradientPass
-    parameters: list[Parameter]
-    number: int  # of the passes in this step
-    factor: Tensor | None = None  # what fp16 losses were multiplied by; by the update, the scaler's may have changed
-    factor_value: float = 1.0  # as a Python number
-    loss_function: Loss | None = None  # called with each lane's data, if known
-    model: Models | None = None  # which it was called with
-    replay: Replay | None = None  # made when needed: it refers back to this object, and reference cycles are freed late
-    buffers: list[_SavedBuffer] = field(default_factory=list)
-    is_finished: bool = False
-
-    def scaled(self, terms: Terms) -> Terms:
-        if self.factor is None:
-            return terms
-        return {name: (loss_sum.float() * self.factor, count) for name, (loss_sum, count) in terms.items()}
-
-    def finish(self) -> None:
-        """Wait for the sum of gradients over all lanes of all ranks, and remove the loss scale from it."""
-        if self.is_finished:
-            return
-        self.lane_pass.finish()
-        self.is_finished = True
-        if self.factor is not None:
-            scale_gradients(self.engine.reduced(self.parameters).gradients, 1.0 / self.factor)
-
-    def inherit_buffers(self, buffers: list[_SavedBuffer]) -> None:
-        """Take over the saved buffers of an earlier pass that was undone: undoing this one must restore those."""
-        before = {saved.slot: saved for saved in buffers}
-        self.buffers = [before.get(saved.slot, saved) for saved in self.buffers]
-
-    def loss(self) -> Tensor:
-        return self.lane_pass.loss() / self.factor_value
-
-    def restore_buffers(self) -> None:
-        """Undo what the pass did to the buffers: non-finite values may have reached them, too."""
-        for saved in self.buffers:
-            saved.restore()
-
-
 def _lane_index(batch: int, number: int, lane: int = 0) -> int:
     """Return one number for a lane of a pass over a batch: up to 2⁸ passes and 2²⁰ lanes."""
     return batch << 28 | number << 20 | lane
+
+
+def _has_parameters(value: Any) -> bool:
+    return isinstance(value, nn.Module) and next(value.parameters(), None) is not None
+
+
+def _were_removed(passes: Sequence[PendingPass]) -> bool:
+    """Return whether these passes had gradients, and none is left."""
+    return any(each.has_gradients for each in passes) and all(
+        p.grad is None for each in passes for p in each.parameters
+    )
 
 
 def _require_gradients(optimizers: Sequence[Optimizer], parameters: Sequence[Parameter]) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 from torch.utils.data import Dataset, Subset
 
 from lockstep.checkpoint.weights_io import load_checkpoint
+from lockstep.config.folder_remedies import IN_COMMAND, FolderRemedies
 from lockstep.config.job_schema import JobConfig
 from lockstep.config.plurals import count_noun
 from lockstep.config.resolved_config import ResolvedSettings
@@ -102,6 +103,7 @@ def train_recipe(
             steps=steps,
             evaluate_every=config.evaluate_every,
             checkpoints=checkpoints,
+            finish=False,
         )
         metrics = trainer.metrics
         if conclude := getattr(recipe, "conclude", None):
@@ -134,6 +136,7 @@ def open_run(
     *,
     resume: Resume,
     stop_after: int | None,
+    remedies: FolderRemedies = IN_COMMAND,
     **options: Any,
 ) -> Run:
     """Open the run of a config, of training or of a search; `options`: as for `Run`."""
@@ -146,7 +149,7 @@ def open_run(
         sinks=sinks,
         **options,
     )
-    run.run_log.settings = ResolvedSettings(config)
+    run.run_log.settings = ResolvedSettings(config, remedies)
     run.run_log.start_info |= {"recipe": config.recipe, "folder": str(folder.path)}
     if stop_after is not None:
         run.stop_after = stop_after

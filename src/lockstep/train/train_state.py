@@ -15,10 +15,29 @@ from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from lockstep.checkpoint.checkpoint_contents import BUFFERS_SUFFIX, COMPRESSION_PART, KEPT_PREFIX, STATE_PREFIX
+from lockstep.checkpoint.checkpoint_contents import (
+    AVERAGE_PREFIX,
+    BUFFERS_SUFFIX,
+    COMPRESSION_PART,
+    KEPT_PREFIX,
+    MODEL_PREFIX,
+    OPTIMIZER_PREFIX,
+    STATE_PREFIX,
+    renamed,
+)
 from lockstep.checkpoint.manifest import CheckpointError, check_part_name
+from lockstep.config.plurals import count_noun
+from lockstep.engine.compiled_models import (
+    is_compiled,
+    load_state_by_name,
+    named_buffers,
+    named_parameters,
+    state_by_name,
+    uncompiled,
+    without_wrapper_names,
+)
 from lockstep.engine.state_digest import flatten_optimizer_state, named_tensors, state_of
-from lockstep.engine.torch_internals import is_batch_norm
+from lockstep.engine.torch_internals import COMPILED_CHILD, is_batch_norm
 from lockstep.errors import UserError
 from lockstep.train.optim.ema import ExponentialMovingAverage
 from lockstep.train.optim.lr_schedule import Factor, Schedule
@@ -60,21 +79,21 @@ class TrainState:
         self._parameters: dict[Any, list[Parameter]] = {}  # by model
 
     def has_model(self, model: nn.Module) -> bool:
-        return any(model is known for known in self.models.values())
+        return any(uncompiled(model) is uncompiled(known) for known in self.models.values())
 
     def has_average(self, average: ExponentialMovingAverage) -> bool:
         return any(average is known for known in self.averages.values())
 
     def add_model(self, model: nn.Module) -> None:
-        self.models[_next_name("model", self.models)] = model
+        self.models[_next_name(MODEL_PREFIX, self.models)] = model
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
         """Add an optimizer. Adding it again has no effect."""
         if not any(optimizer is known for known in self.optimizers.values()):
-            self.optimizers[_next_name("optimizer", self.optimizers)] = optimizer
+            self.optimizers[_next_name(OPTIMIZER_PREFIX, self.optimizers)] = optimizer
 
     def add_average(self, average: ExponentialMovingAverage) -> None:
-        self.averages[_next_name("average", self.averages)] = average
+        self.averages[_next_name(AVERAGE_PREFIX, self.averages)] = average
 
     def register(self, name: str, thing: Resumable, *, in_digest: bool, once: bool) -> None:
         """Register state for `Run.register_state`. `once`: another thing under the same name is an error."""
@@ -96,6 +115,30 @@ class TrainState:
     def any_batch_norm(self) -> bool:
         return any(is_batch_norm(m) for model in self.models.values() for m in model.modules())
 
+    @property
+    def any_compiled(self) -> bool:
+        return any(is_compiled(model) for model in self.models.values())
+
+    def check_optimizers(self) -> None:
+        """Raise if an optimizer has parameters of no prepared model: their gradients would stay this rank's own."""
+        prepared = {parameter for model in self.models.values() for parameter in model.parameters()}
+        for optimizer in self.optimizers.values():
+            own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            strangers = [parameter for parameter in own if parameter.requires_grad and parameter not in prepared]
+            if strangers:
+                raise UserError(
+                    f"{type(optimizer).__name__} has {count_noun(len(strangers), 'parameter')} of no prepared model, "
+                    f"the first of shape {tuple(strangers[0].shape)}: make it of the parameters of run.prepare(model), "
+                    "and put parameters of your own into a module"
+                )
+
+    def untrained_parameters(self) -> list[str]:
+        """Return the names of the parameters that require gradients and are in no optimizer, if there is one."""
+        if not self.optimizers:
+            return []
+        trained = {p for each in self.optimizers.values() for group in each.param_groups for p in group["params"]}
+        return [name for p, name in self.parameter_names().items() if p.requires_grad and p not in trained]
+
     def learning_rates(self) -> list[float]:
         return [float(group["lr"]) for each in self.optimizers.values() for group in each.param_groups]
 
@@ -115,7 +158,19 @@ class TrainState:
             self.strategy.settle()
             # Walking the modules takes longer than a small model's forward pass.
             self._parameters[key] = list(dict.fromkeys(p for model in chosen for p in model.parameters()))
+            if models is not None:
+                self._check_prepared(self._parameters[key], chosen)
         return [parameter for parameter in self._parameters[key] if parameter.requires_grad]
+
+    def _check_prepared(self, parameters: Sequence[Parameter], chosen: Iterable[nn.Module]) -> None:
+        """Raise if parameters are in none of the prepared models: ranks might have different ones."""
+        prepared = {parameter for model in self.models.values() for parameter in model.parameters()}
+        if not prepared.issuperset(parameters):
+            names = ", ".join(type(model).__name__ for model in chosen)
+            raise UserError(
+                f"{names} has parameters that are in no prepared model: call model = run.prepare(model) first, and "
+                "make no new parameters after it"
+            )
 
     def parameter_names(self) -> dict[Parameter, str]:
         """Return each parameter's name in messages; with the model's name if there are several models."""
@@ -123,7 +178,7 @@ class TrainState:
         return {
             parameter: f"{prefix}.{name}" if several else name
             for prefix, model in self.models.items()
-            for name, parameter in model.named_parameters()
+            for name, parameter in named_parameters(model)
         }
 
     def state(self) -> dict[str, Tensor]:
@@ -149,16 +204,22 @@ class TrainState:
         return {
             f"{prefix}/{name}": self.strategy.whole(parameter, self.strategy.holder(parameter).grad)
             for prefix, model in self.models.items()
-            for name, parameter in model.named_parameters()
+            for name, parameter in named_parameters(model)
             if parameter.requires_grad
         }
+
+    def named_gradients(self, parameters: Sequence[Parameter]) -> dict[str, Tensor]:
+        """Return this rank's gradients of these parameters, by name, in the tensors that the optimizers use."""
+        names = self.parameter_names()
+        gradients = {names[parameter]: self.strategy.holder(parameter).grad for parameter in parameters}
+        return {name: gradient for name, gradient in gradients.items() if gradient is not None}
 
     def values(self) -> dict[str, Any]:
         """Return everything that a checkpoint holds, by part; the tensors are not copies."""
         self.strategy.settle()
         values: dict[str, Any] = {}
         for name, model in self.models.items():
-            values[name] = {key: dtensor_to_save(value) for key, value in model.state_dict().items()}
+            values[name] = {key: dtensor_to_save(value) for key, value in state_by_name(model).items()}
             if buffers := _unsaved_buffers(model):
                 values[name + BUFFERS_SUFFIX] = buffers
         for name, optimizer in self.optimizers.items():
@@ -181,6 +242,7 @@ class TrainState:
 
     def load(self, values: Mapping[str, Any], *, keep_settings: bool = False) -> None:
         """Load saved values; `keep_settings`: optimizers keep their current learning rates and other settings."""
+        values = self._with_plain_names(values)
         _check_names(self.values().keys() - {COMPRESSION_PART}, values.keys() - {COMPRESSION_PART})
         for name, model in self.models.items():
             _load_model(name, model, values[name], values.get(name + BUFFERS_SUFFIX, {}))
@@ -195,6 +257,11 @@ class TrainState:
         for name, thing in self.registered.items():
             thing.load_state_dict(values[name])
 
+    def _with_plain_names(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return saved values without the names that torch.compile inserts, which earlier versions saved."""
+        own = {name for model in self.models.values() for name in _own_tensors(model)}
+        return renamed(values, lambda name: name if name in own else without_wrapper_names(name))
+
     def _load_compression(self, value: Mapping[str, Any] | None) -> None:
         """Load the compressor's state. Compression may be set differently now, if resume="force" has accepted that."""
         names = self._full_names()
@@ -207,7 +274,7 @@ class TrainState:
             logger.warning("the checkpoint has no accumulated gradient error: compression starts from zero")
 
     def _full_names(self) -> dict[Parameter, str]:
-        return {p: f"{prefix}/{name}" for prefix, model in self.models.items() for name, p in model.named_parameters()}
+        return {p: f"{prefix}/{name}" for prefix, model in self.models.items() for name, p in named_parameters(model)}
 
     def check_registered(self) -> None:
         """Raise if registered state cannot be saved: before the first step, not at the first save."""
@@ -228,8 +295,13 @@ def _next_name(kind: str, named: dict[str, Any]) -> str:
 
 def _unsaved_buffers(model: nn.Module) -> dict[str, Tensor]:
     """Return the buffers that `state_dict` omits; training may change them all the same."""
-    saved = model.state_dict(keep_vars=True).keys()
-    return {name: buffer for name, buffer in model.named_buffers(remove_duplicate=False) if name not in saved}
+    saved = state_by_name(model).keys()
+    return {name: buffer for name, buffer in named_buffers(model) if name not in saved}
+
+
+def _own_tensors(model: nn.Module) -> dict[str, Any]:
+    """Return everything that a checkpoint of the model holds."""
+    return state_by_name(model, keep_vars=True) | _unsaved_buffers(model)
 
 
 def _check_names(ours: Iterable[str], saved: Iterable[str]) -> None:
@@ -253,7 +325,7 @@ def _part_words(name: str) -> str:
 
 @torch.no_grad()
 def _load_model(name: str, model: nn.Module, weights: Mapping[str, Any], buffers: Mapping[str, Tensor]) -> None:
-    own = model.state_dict(keep_vars=True) | _unsaved_buffers(model)
+    own = _own_tensors(model)
     for key, value in {**weights, **buffers}.items():
         ours = own.get(key)
         if key.split(".")[-1] == _EXTRA_STATE:  # checked by the module itself
@@ -261,9 +333,10 @@ def _load_model(name: str, model: nn.Module, weights: Mapping[str, Any], buffers
         if isinstance(ours, Tensor) and (ours.shape, ours.dtype) != (value.shape, value.dtype):
             raise _misfit(name, f"{key} is {_kind(ours)} and was saved as {_kind(value)}")
     try:
-        model.load_state_dict({key: distribute_like(own.get(key), value) for key, value in weights.items()})
+        load_state_by_name(model, {key: distribute_like(own.get(key), value) for key, value in weights.items()})
     except RuntimeError as error:
         listed = str(error).partition(":\n")[2] or str(error)  # without torch's heading, where there is one
+        listed = listed.replace(f"{COMPILED_CHILD}.", "")
         raise _misfit(name, " ".join(listed.split()).rstrip(".")) from None
     for key, value in buffers.items():
         own[key].copy_(value)

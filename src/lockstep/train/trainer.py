@@ -29,10 +29,11 @@ from lockstep.train.evaluate import Metrics
 from lockstep.train.model_loss import batch_length, own_loss
 from lockstep.train.optim.ema import ExponentialMovingAverage
 from lockstep.train.optim.lr_schedule import Factor, Schedule
+from lockstep.train.pending_pass import Loss
 from lockstep.train.resume.checkpoint_policy import CheckpointPolicy
 from lockstep.train.resume.progress import length_of_run
 from lockstep.train.run import Run
-from lockstep.train.step import Loss, Step
+from lockstep.train.step import Step
 from lockstep.world.process_group import setup_distributed
 from lockstep.world.world import World
 
@@ -61,8 +62,7 @@ class Trainer:
         callbacks: called at the start, after each update, after each evaluation and at the end; see `Callback`.
         device: where to train. Default: the device of this process.
         folder: where to write events and checkpoints, and what to resume from. None: nothing is written.
-        run: in place of `folder` and `device`, a `Run` made with the options you want. Call its `finish()` after
-            training.
+        run: in place of `folder` and `device`, a `Run` made with the options you want.
 
     Attributes:
         history: one dictionary per evaluation: `step`, `epoch`, `train_loss`, and the metrics if there is a validation
@@ -86,12 +86,14 @@ class Trainer:
     ) -> None:
         if run is not None and (folder is not None or device is not None):
             raise UserError("Trainer: give either run=, or folder= and device=: a run has its own")
-        self._owns_run = run is None
         self.run = Run(folder, setup_distributed(device=device)) if run is None else run
         self.model = self.run.prepare(model)
         self.optimizer = self.run.optimizer(self.model, optimizer, schedule)
         if ema is not None and not self.run.has_ema(ema):
-            raise UserError("ema= was not made by this run, so no update would move it: make it with run.ema(model)")
+            raise UserError(
+                "ema= takes what run.ema(model, decay) returns: no update of this run would move this "
+                f"{type(ema).__name__}"
+            )
         self.ema = ema
         self.history: list[HistoryEntry] = []
         self.metrics: dict[str, Any] = {}
@@ -121,6 +123,7 @@ class Trainer:
         steps: int | None = None,
         evaluate_every: Duration | str | int = "1 epoch",
         checkpoints: CheckpointPolicy | None = None,
+        finish: bool = True,
     ) -> list[HistoryEntry]:
         """Train for this many epochs or updates, less those that an earlier attempt has made.
 
@@ -133,6 +136,8 @@ class Trainer:
             steps: how many updates.
             evaluate_every: `"1 epoch"`, or a number of updates. The end is always evaluated.
             checkpoints: when to save besides the end, and how many checkpoints stay.
+            finish: with a folder, call `run.finish()` at the end: it saves the run as finished, and then the run takes
+                no more logs. With False, call it yourself.
 
         Returns `history`, the same on every rank.
         """
@@ -159,7 +164,7 @@ class Trainer:
                 self.run.end_steps()
         for callback in self._callbacks:
             callback.on_end(self)
-        if self._owns_run and self.run.folder is not None:
+        if finish and self.run.folder is not None and not self.run.resumes_later:
             self.run.finish(metrics=self.metrics)
         return self.history
 
@@ -246,8 +251,8 @@ class Trainer:
     def _log_step(self, step: Step) -> None:
         values: dict[str, Any] = {"epoch": step.epoch, "loss": step.loss, "samples": step.batch.size}
         values["lr"] = float(self.optimizer.param_groups[0]["lr"])
-        if step.norm is not None:
-            values["gradient_norm"] = step.norm.item()
+        if self.run.options.clip_norm is not None:
+            values["gradient_norm"] = step.grad_norm.item()
         if self.run.loss_scale is not None:
             values["loss_scale"] = self.run.loss_scale
         values |= self.run.traffic

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from torch.utils.hooks import RemovableHandle
+
 from lockstep.config import environment
 from lockstep.config.duration import RunLength
 from lockstep.config.plurals import count_noun
@@ -24,10 +26,12 @@ from lockstep.events.run_folder import ScriptSettings
 from lockstep.supervision import heartbeat
 from lockstep.supervision.heartbeat import Phase
 from lockstep.supervision.stop_signals import stop_after_step
+from lockstep.train.first_step_checks import FirstStepChecks
 from lockstep.train.optim.lr_schedule import Schedule
 from lockstep.train.optim.mixed_precision import LossScaler, MixedPrecision
 from lockstep.train.optim.nonfinite import Investigator
 from lockstep.train.optim.optimizer_update import Updater
+from lockstep.train.optim.torch_schedulers import check_schedulers
 from lockstep.train.resume.checkpoint_policy import CheckpointPolicy
 from lockstep.train.resume.drift import fingerprint_of, numerics_of, optimizer_settings
 from lockstep.train.resume.progress import BatchCursor, StepBoundaries, length_of_run, steps_per_epoch
@@ -76,11 +80,17 @@ class TrainingLoop:
         self._current: Step | None = None  # the step that the script is in
         self._save_request: SaveRequest | None = None
         self._is_ending = False  # the script has called `end_steps`
+        self._step_hooks: list[RemovableHandle] = []  # of the optimizers
 
     @property
     def step(self) -> int:
         """Updates completed, including that of the current step once it is made."""
         return self._checkpointer.progress.step + (self._current is not None and self._current.is_updated)
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether training has begun in this process."""
+        return self._num_calls > 0
 
     def steps(
         self,
@@ -91,9 +101,10 @@ class TrainingLoop:
         finish: Callable[[], object] | None = None,
     ) -> Iterator[Step]:
         """Yield the remaining steps of this many epochs or updates, then call `finish`."""
-        if (epochs is None) == (steps is None):
-            problem = "give epochs= or steps=" if epochs is None else "give either epochs= or steps=, not both"
-            raise UserError(f"run.steps(…): {problem}")
+        if self._current is not None:
+            raise UserError(
+                "run.steps(…) inside a step of another run.steps(…): end that loop first, or use another Run"
+            )
         is_empty = (steps if epochs is None else epochs) == 0
         with self._stopping_after_the_step():
             context = None if is_empty else self._start(loader, epochs, steps, policy)
@@ -110,11 +121,14 @@ class TrainingLoop:
         self._checkpointer.follow(cursor)
         boundaries = StepBoundaries(progress, steps_per_epoch(loader), partial(self._peek, cursor))
         save_every = policy.in_steps(length_of_run(loader))
+        checks: FirstStepChecks | None = self._first_step_checks(context)
+        num_skipped = 0  # by the script, in a row
         try:
             self._stop_if_reached()
             while (batch := self._next_batch(cursor)) is not None:
                 self.number = progress.step + 1
-                self._current = step = Step(self.number, batch, context, boundaries)
+                self._current = step = Step(self.number, batch, context, boundaries, checks)
+                checks = None
                 left_early = True
                 try:
                     yield step
@@ -122,6 +136,13 @@ class TrainingLoop:
                 finally:
                     # If the script leaves the loop here, the batch counts as consumed only if the step has run lanes.
                     self._count(step, loader, is_consumed=step.is_begun or not left_early)
+                step.check_end()
+                num_skipped = 0 if step.is_updated or step.was_skipped else num_skipped + 1
+                if progress.asked_steps is not None and num_skipped == boundaries.batches_per_epoch:
+                    raise UserError(
+                        f"no step of an epoch made an update: steps={progress.asked_steps} would never be reached: "
+                        "call step.update(optimizer) in place of step.skip(), or give epochs="
+                    )
                 progress.is_done = self._is_ending or progress.is_at_end(boundaries.batches_per_epoch)
                 self._record_and_save(step, save_every)
                 if progress.is_done:
@@ -147,7 +168,7 @@ class TrainingLoop:
         if self._current is not None and self._current.is_begun:
             self._save_request = self._save_request or SaveRequest()
             self._save_request.merge(is_best, metadata)
-        elif self._num_calls == 0 and self._log.folder is not None:
+        elif not self.is_begun and self._log.folder is not None:
             raise UserError("call run.save() after run.steps(…) has begun: until then the run may still have to resume")
         else:
             with heartbeat.during(Phase.SAVING), self.timer.aside("saving"):
@@ -214,7 +235,7 @@ class TrainingLoop:
 
     def _stop_if_reached(self) -> None:
         if self.stop_after is not None and self._checkpointer.progress.step >= self.stop_after:
-            self._checkpointer.stop()
+            self._checkpointer.stop(self.stop_after)
 
     def _act_on_requests(self) -> None:
         """Do what any rank has requested of all ranks. [Note: requests]"""
@@ -257,7 +278,9 @@ class TrainingLoop:
             return None
         models = list(self._state.models.values())
         self.engine = self._state.strategy.make_engine(loader, models, self._flags)
-        return self._step_context(self.engine, loader, length)
+        context = self._step_context(self.engine, loader, length)
+        self._refuse_other_steps(context.updater)
+        return context
 
     def _prepare_state(self, loader: Loader) -> None:
         """Check that the models and the strategy suit this loader, and let the strategy prepare the optimizers."""
@@ -266,6 +289,7 @@ class TrainingLoop:
             raise UserError("nothing to train: call run.prepare(model) before run.steps(…)")
         if state.any_batch_norm:
             _check_batch_norm(self._world, loader)
+        state.check_optimizers()
         state.forget_parameters()
         state.strategy, state.why_strategy = recheck_choice(
             StrategyChoice(state.strategy, state.why_strategy), optimizers, loader
@@ -280,8 +304,26 @@ class TrainingLoop:
             self._log.settings = ScriptSettings(numerics_of(self._options, loader) | optimizer_settings(self._state))
         if self._log.folder is not None:
             self._state.check_registered()
+            warning = check_schedulers(
+                self._state.optimizers.values(), self._state.schedules, self._state.registered.values()
+            )
+            if warning is not None and self._world.is_main and self._num_calls == 1:
+                logger.warning("%s", warning)
         self.is_closed = False
         self._checkpointer.open(self._log.settings, self._fingerprint(loader, length))
+
+    def _first_step_checks(self, context: StepContext) -> FirstStepChecks:
+        compares_lanes = self._options.determinism == "lockstep" and context.engine.can_replay
+        return FirstStepChecks(list(self._state.models.values()), context.buffers, compares_lanes=compares_lanes)
+
+    def _refuse_other_steps(self, updater: Updater) -> None:
+        """Let `optimizer.step()` raise inside a step, where `step.update` calls it."""
+
+        def check(*_: Any) -> None:
+            if self._current is not None and not updater.is_stepping:
+                raise UserError("optimizer.step() inside a step: step.update(optimizer) calls it: omit it")
+
+        self._step_hooks = [optimizer.register_step_pre_hook(check) for optimizer in self._state.optimizers.values()]
 
     def _step_context(self, engine: Engine, loader: Loader, length: RunLength) -> StepContext:
         return StepContext(
@@ -295,6 +337,8 @@ class TrainingLoop:
             ),
             timer=self.timer,
             parameters=self._state.parameters_of,
+            gradients=self._state.named_gradients,
+            optimizer_ids=frozenset(map(id, self._state.optimizers.values())),
             buffers=list(buffer_slots(self._state.models.values())),
         )
 
@@ -349,6 +393,12 @@ class TrainingLoop:
             is_done=is_done,
             **self._log.start_info,
         )
+        if self._num_calls == 1 and not is_done and (untrained := self._state.untrained_parameters()):
+            self._log.log_incident(
+                step,
+                f"{count_noun(len(untrained), 'parameter')} in no optimizer, so not trained: {', '.join(untrained[:3])}"
+                f"{' …' * (len(untrained) > 3)}: give them to one, or freeze them by requires_grad_(False)",
+            )
         compression = self._options.compression.kind
         if self._num_calls == 1 and not is_done and self._world.size == 1 and compression != "none":
             logger.warning("compression=%s has no effect on one process: nothing is sent", compression)
@@ -357,6 +407,9 @@ class TrainingLoop:
         if self.engine is not None:
             self.engine.close(abandon=abandon)
             self.engine = None
+        for hook in self._step_hooks:
+            hook.remove()
+        self._step_hooks = []
 
 
 def _check_batch_norm(world: World, loader: Loader) -> None:

@@ -1,20 +1,31 @@
 """Explain why a script with its own training loop gives a different result on several processes."""
 
-from lockstep.events.step_trace import TraceDifference, read_trace
+from lockstep.config.plurals import count_noun
+from lockstep.events.step_trace import TraceDifference
 from lockstep.supervision.step_recorder import BUFFERS, GRADIENT, RATES, ROWS, START, WEIGHTS
 from lockstep.verify.recorded_updates import (
-    COARSE_ROUNDING,
-    ROUNDING,
     THE_ROWS,
     RankDisagreement,
     RecordedUpdates,
     alignment_of,
-    largest_gap,
+    distance,
+    has_same_tensors,
 )
+from lockstep.verify.row_matching import differ_only_in_padding
+from lockstep.verify.update_judgement import LOW_PRECISION_ROUNDING
+from lockstep.verify.verify_verdict import END_OF_RUN
 
 _BATCH_ADVICE = (
     "Compare equal global batches: most scripts take --batch-size per process. Give the single process as many rows as "
     'all processes have together, with --one-args "--batch-size {rows}" or whatever the script calls it.'
+)
+_AMPLIFIED = (
+    "training has amplified rounding so far that it would hide a mistake in values: compare fewer --steps, in fp32, to "
+    "be sure."
+)
+_PADDING_ADVICE = (
+    "Each batch is padded to its own longest row, and a process has only its part of the batch: pad to a fixed length "
+    "or to a multiple that all batches share."
 )
 
 
@@ -22,6 +33,12 @@ def explain_disagreement(disagreement: RankDisagreement, num_ranks: int) -> str:
     """Return the likely cause of a difference between the ranks of one job."""
     step, phase, tensor, _ = disagreement.at
     rank = f"rank {disagreement.rank} of {num_ranks}"
+    if phase == START and step > 1:
+        return (
+            f"Between step {step - 1} and step {step}, something other than the optimizer changed the weights of "
+            f"{rank} ({tensor}), and those of rank 0 not in the same way. Do the same on all ranks: look for code that "
+            "depends on the rank, and for random numbers."
+        )
     if phase == START:
         return (
             f"From the start, {rank} had different weights than rank 0 ({tensor}), and nothing made them equal: wrap "
@@ -41,8 +58,29 @@ def explain_disagreement(disagreement: RankDisagreement, num_ranks: int) -> str:
     )
 
 
+def explain_rounding(one: RecordedUpdates, many: RecordedUpdates, amplified_at: int | None) -> str:
+    """Say what it means that the jobs differ by rounding alone, which hides all else from `amplified_at` on."""
+    last = min(one.num_updates, many.num_updates)
+    apart = distance(WEIGHTS, one.rank_0.values(last), many.rank_0.values(last))
+    grown = "" if apart is None else f", and after step {last} the weights differ by {apart:.2g} of their norm"
+    coarse = ""
+    if many.has_low_precision:
+        coarse = " (as far as can be told in bf16, fp16 or TF32, in which it is large: fp32 shows more)"
+    padded = [step for step in range(1, last + 1) if _is_padded_otherwise(step, one, many)]
+    return (
+        f"This is rounding{coarse}: several processes sum in a different "
+        f"order than one, and multiply smaller matrices. In {count_noun(last, 'step')} nothing else was found to "
+        f"differ{grown}."
+        + (f" In step {padded[0]}, the rows are the same but padded differently. {_PADDING_ADVICE}" if padded else "")
+        + ("" if amplified_at is None else f" From step {amplified_at} on, {_AMPLIFIED}")
+        + " A loop with lockstep.Run gives the same bits on any number of processes."
+    )
+
+
 def explain_difference(at: TraceDifference, one: RecordedUpdates, many: RecordedUpdates, num_ranks: int) -> str:
-    """Return the likely cause of the first difference between one process and several."""
+    """Return the likely cause of the first difference that is more than rounding, between the jobs or the ranks."""
+    if at.phase == END_OF_RUN:
+        return _explain_counts(one, many, num_ranks)
     if many.disagreement is None or many.disagreement.at.step > at.step:
         return _explain_phase(at, one, many, num_ranks)
     cause = explain_disagreement(many.disagreement, num_ranks)
@@ -51,6 +89,12 @@ def explain_difference(at: TraceDifference, one: RecordedUpdates, many: Recorded
 
 def _explain_phase(at: TraceDifference, one: RecordedUpdates, many: RecordedUpdates, num_ranks: int) -> str:
     """Return the cause by the phase that differs, if all ranks agree with each other."""
+    if at.phase == START and at.step > 1:
+        return (
+            f"Between step {at.step - 1} and step {at.step}, something other than the optimizer changed the weights, "
+            "and not in the same way on one process: look for code that depends on the number of processes, and for "
+            "random numbers."
+        )
     if at.phase == START:
         return (
             "The weights differ before the first step. Call torch.manual_seed(…) with a constant on every rank before "
@@ -67,8 +111,8 @@ def _explain_phase(at: TraceDifference, one: RecordedUpdates, many: RecordedUpda
         )
     if at.phase == WEIGHTS:
         return (
-            "The same gradient and learning rate gave different weights: the optimizer has different settings, or "
-            "depends on the rank or the process."
+            "The same gradient and learning rate changed the weights differently: the optimizer has different "
+            "settings (weight decay or momentum that depends on the number of processes?), or draws random numbers."
         )
     assert at.phase == BUFFERS
     return (
@@ -79,21 +123,31 @@ def _explain_phase(at: TraceDifference, one: RecordedUpdates, many: RecordedUpda
 
 def _explain_rows(at: TraceDifference, one: RecordedUpdates, many: RecordedUpdates, num_ranks: int) -> str:
     own, theirs = one.num_rows(at.step), many.num_rows(at.step)
-    ranks = many.rows[at.step - 1]
-    if own and all(sorted(rows) == sorted(one.rows[at.step - 1][0]) for rows in ranks):
+    ranks = [sorted(row.digest for row in rows) for rows in many.rows[at.step - 1]]
+    if own and all(rows == sorted(one.all_rows(at.step).elements()) for rows in ranks):
         return (
             f"Each of the {num_ranks} processes was given the same {own} rows as the single process: the work is "
             "repeated, not shared. Give the DataLoader a DistributedSampler."
         )
     if own != theirs:
-        advice = _BATCH_ADVICE.format(rows=theirs)
-        return (
-            f"In step {at.step}, one process was given {own} rows and {num_ranks} processes {theirs} in total. {advice}"
+        given = (
+            f"In step {at.step}, one process was given {count_noun(own, 'row')} and {num_ranks} processes {theirs} in "
+            "total"
         )
+        if at.step > 1 and 0 < theirs - own < num_ranks:
+            return (
+                f"{given}: a DistributedSampler repeats samples until all processes have equally many. Train on a "
+                f"number of samples that {num_ranks} divides, or leave out the last ones with drop_last=True in the "
+                "sampler."
+            )
+        if at.step > 1:
+            return f"{given}; before that, equally many: the epochs have different lengths (drop_last, or the sampler)."
+        return f"{given}. {_BATCH_ADVICE.format(rows=theirs)}"
     shared = (one.all_rows(at.step) & many.all_rows(at.step)).total()
     if shared == 0:
         return (
-            f"None of the {own} rows are the same: the samples come in a different order, or their augmentation or "
+            f"None of the {own} rows are the same: the samples come in a different order (shuffle=True and a "
+            "DistributedSampler draw different ones: use the sampler on one process too), or their augmentation or "
             "noise is drawn from a stream that is seeded by the rank, or not seeded."
         )
     if at.tensor == THE_ROWS and at.step == 1:
@@ -106,12 +160,9 @@ def _explain_rows(at: TraceDifference, one: RecordedUpdates, many: RecordedUpdat
 
 def _explain_gradient(at: TraceDifference, one: RecordedUpdates, many: RecordedUpdates, num_ranks: int) -> str:
     all_files = one.rank_0.values(at.step), many.rank_0.values(at.step)
-    gap, alignment = largest_gap(GRADIENT, *all_files), alignment_of(GRADIENT, *all_files)
-    if gap is None:
+    apart, alignment = distance(GRADIENT, *all_files), alignment_of(GRADIENT, *all_files)
+    if not has_same_tensors(GRADIENT, *all_files):
         return "One process has gradients for different parameters than several processes."
-    if gap.relative <= ROUNDING:
-        return _rounding(one, many, num_ranks)
-    has_rows = one.num_rows(at.step) > 0
     if alignment is not None and alignment.is_only_scaled:
         return (
             f"The gradient of {num_ranks} processes has the same direction as that of one process, but "
@@ -119,61 +170,55 @@ def _explain_gradient(at: TraceDifference, one: RecordedUpdates, many: RecordedU
             "gradients are summed over the ranks instead of averaged. DistributedDataParallel averages over ranks: on "
             "each rank, the loss must be a mean over its own rows."
         )
-    if not has_rows:
+    if one.num_rows(at.step) == 0:
         return (
             "This is far more than rounding. The model's inputs could not be observed; most likely the global batch is "
             "not the same. " + _BATCH_ADVICE.format(rows="…")
         )
-    if gap.relative <= COARSE_ROUNDING and many.layers:
-        return _layers(many) + " Or this is rounding of bf16, fp16 or TF32."
-    if gap.relative <= COARSE_ROUNDING:
-        excess = "This is more than fp32 rounding, and about as much as rounding of bf16, fp16 or TF32."
-        return f"{excess} {_rounding(one, many, num_ranks)}"
+    counts = [len(rows) for rows in many.rows[at.step - 1]]
+    if len(set(counts)) > 1:
+        return (
+            f"The ranks were given {', '.join(str(count) for count in counts[:-1])} and {counts[-1]} rows, and a mean "
+            "over the ranks of each rank's mean loss is not the mean over all rows: divide the sum of each rank's loss "
+            "by the rows of all ranks, and multiply it by the number of ranks."
+        )
+    if _is_padded_otherwise(at.step, one, many):
+        return (
+            "The same rows gave a different gradient, by more than rounding, and they are padded differently. "
+            f"{_PADDING_ADVICE} If the gradient still differs, mask the padding, in the loss too."
+        )
     if many.layers:
-        return _layers(many)
+        is_small = many.has_low_precision and apart is not None and apart < LOW_PRECISION_ROUNDING
+        return _layers(many) + (" Or this is rounding of bf16, fp16 or TF32." if is_small else "")
     return (
         "The same rows gave a different gradient, by far more than rounding. The loss may be a mean of means over "
-        "parts of unequal size, the labels may not belong to the rows, or the forward pass depends on the rank."
+        "parts of unequal size (of rows, tokens or pixels), the labels may not belong to the rows, or the forward pass "
+        "depends on the rank."
     )
 
 
-def _rounding(one: RecordedUpdates, many: RecordedUpdates, num_ranks: int) -> str:
-    last = min(one.num_updates, many.num_updates)
-    gap = largest_gap(WEIGHTS, one.rank_0.values(last), many.rank_0.values(last))
-    grown = "" if gap is None else f" After step {last} the weights differ {gap}."
-    rounding = (
-        "This is rounding: the same data gave the same gradient, except for its last digits. Several processes sum in "
-        "a different order than one, and multiply smaller matrices."
-    )
-    beyond = _first_beyond_rounding(one, many)
-    if beyond is not None:
-        phase = beyond.phase if beyond.phase != ROWS else "data"
-        why = explain_difference(beyond, one, many, num_ranks)
-        return f"{rounding} But step {beyond.step} has a larger difference, in its {phase}: {why}{grown}"
+def _explain_counts(one: RecordedUpdates, many: RecordedUpdates, num_ranks: int) -> str:
+    counts = many.updates_by_rank
+    if len(set(counts)) > 1:
+        made = ", ".join(f"rank {rank} made {count}" for rank, count in enumerate(counts))
+        return (
+            f"The ranks of one job made different numbers of steps ({made}): share the samples equally, and decide "
+            "when to stop from a value that is the same on all ranks, such as one that was broadcast."
+        )
     return (
-        f"{rounding} The script is correct; still, its result depends on the number of processes.{grown} A loop with "
-        "lockstep.Run gives the same bits on any number of processes."
+        f"One process made {count_noun(one.num_updates, 'step')} and {num_ranks} processes {counts[0]}: the number of "
+        "batches, or of epochs, depends on the number of processes."
     )
 
 
-def _first_beyond_rounding(one: RecordedUpdates, many: RecordedUpdates) -> TraceDifference | None:
-    """Find the first difference in rows, gradients or rates; not in weights: optimizers can amplify tiny gradients."""
-    ours, theirs = read_trace(one.trace), read_trace(many.trace)
-    for step in sorted(ours.keys() & theirs.keys()):
-        for phase in (ROWS, GRADIENT, RATES):
-            own, other = ours[step][phase], theirs[step][phase]
-            names = [name for name in own if own[name] != other.get(name)]
-            if not names:
-                continue
-            gap = largest_gap(GRADIENT, one.rank_0.values(step), many.rank_0.values(step))
-            if phase != GRADIENT or (gap is not None and gap.relative > COARSE_ROUNDING):
-                return TraceDifference(step, phase, names[0], len(names))
-    return None
+def _is_padded_otherwise(step: int, one: RecordedUpdates, many: RecordedUpdates) -> bool:
+    is_same = one.all_rows(step) == many.all_rows(step)
+    return not is_same and differ_only_in_padding(one.rows_of(step), many.rows_of(step))
 
 
 def _layers(many: RecordedUpdates) -> str:
-    norms = [layer for layer in many.layers if "BatchNorm" in layer and "Sync" not in layer]
-    drops = [layer for layer in many.layers if "Dropout" in layer]
+    norms = [layer for layer in many.layers if "BatchNorm" in layer]
+    drops = [layer for layer in many.layers if "BatchNorm" not in layer]
     lines = ["The same rows gave a different gradient, by more than rounding."]
     if norms:
         lines.append(

@@ -76,18 +76,18 @@ def recorded_metrics(run: Path) -> dict[str, Any] | None:
 
 def run_inference_trial(task: InferenceTask) -> dict[str, Any]:
     """Load each run's newest checkpoint into a new model, and compute its metrics over the whole test set."""
-    import torch
 
     from lockstep.config.train_schema import Config
     from lockstep.events.event_log import json_safe
     from lockstep.recipes.registry import load_recipe, load_training_recipe
     from lockstep.train.train_job import evaluate_checkpoint
     from lockstep.world.process_group import setup_distributed
+    from lockstep.world.script_process import choose_threads
 
     if not isinstance(load_recipe(task.config, task.overrides)[1], Config):
         return {"why_not": "a search has no model to load"}
     recipe, config = load_training_recipe(task.config, task.overrides)
-    torch.set_num_threads(config.threads)
+    choose_threads(config.threads)
     world = setup_distributed(device=config.device)
     return {"metrics": [json_safe(evaluate_checkpoint(recipe, config, world, Path(run))) for run in task.runs]}
 

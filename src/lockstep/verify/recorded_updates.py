@@ -7,12 +7,13 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lockstep.events.jsonl import read_jsonl
 from lockstep.events.step_trace import TraceDifference
+from lockstep.supervision.batch_rows import RecordedRow
 from lockstep.supervision.io_recorder import OutputRecord
 from lockstep.supervision.step_recorder import BUFFERS, GRADIENT, RATES, ROWS, START, WEIGHTS
 
@@ -27,10 +28,6 @@ THE_ROWS = "the rows"
 # Buffers are omitted: batch norm's statistics differ between ranks until the next forward pass.
 _EQUAL_ON_ALL_RANKS = (START, GRADIENT, RATES, WEIGHTS)
 _MAX_LINE_BYTES = 256 * 2**20
-
-# Relative to a tensor's largest value: an upper bound for fp32 rounding, and one for bf16 or TF32.
-ROUNDING = 1e-4
-COARSE_ROUNDING = 2e-2
 
 _SAME_DIRECTION = 0.9999  # cosine
 _OTHER_LENGTH = 0.05  # relative difference
@@ -47,19 +44,39 @@ class RecordedUpdates(NamedTuple):
     """The updates of a job, over all its ranks."""
 
     trace: Path
-    num_updates: int  # made by all ranks
-    rows: list[list[list[str]]]  # digests, by update and rank
+    updates_by_rank: list[int]
+    rows: list[list[list[RecordedRow]]]  # by update and rank
     layers: list[str]  # those that mix the samples of a batch, or draw random numbers
     disagreement: RankDisagreement | None
+    has_low_precision: bool  # bf16, fp16 or TF32
+    repeats_epoch: bool  # a DistributedSampler that shuffles has begun the same epoch twice
     rank_0: OutputRecord
+
+    @property
+    def num_updates(self) -> int:
+        """Return how many updates all ranks have made."""
+        return len(self.rows)
 
     def num_rows(self, update: int) -> int:
         """Return how many rows all ranks were given for an update; updates count from 1."""
         return sum(len(rows) for rows in self.rows[update - 1])
 
-    def all_rows(self, update: int) -> "Counter[str]":
-        """Return the rows of all ranks, and how often each was given."""
-        return Counter(row for rows in self.rows[update - 1] for row in rows)
+    def rows_of(self, update: int) -> list[RecordedRow]:
+        """Return the rows of all ranks."""
+        return [row for rows in self.rows[update - 1] for row in rows]
+
+    def all_rows(self, update: int) -> Counter[str]:
+        """Return the digests of the rows of all ranks, and how often each was given."""
+        return Counter(row.digest for row in self.rows_of(update))
+
+    @property
+    def repeated_epoch_length(self) -> int | None:
+        """Return after how many updates the rows begin again in the same order, though they are shuffled."""
+        if not self.repeats_epoch:
+            return None
+        rows = [self.all_rows(update) for update in range(1, self.num_updates + 1)]
+        lengths = (length for length in range(2, len(rows)) if rows[0] and rows[length:] == rows[: len(rows) - length])
+        return next(lengths, None)
 
 
 def collect_updates(records: Sequence[OutputRecord]) -> RecordedUpdates | None:
@@ -71,19 +88,27 @@ def collect_updates(records: Sequence[OutputRecord]) -> RecordedUpdates | None:
     if count == 0:
         return None
     by_update = [[lines[update] for lines in recorded] for update in range(count)]
-    rows = [[list(line["phases"][ROWS]["rows"]) for line in lines] for lines in by_update]
+    rows = [[[RecordedRow(*row) for row in line["phases"][ROWS]["rows"]] for line in lines] for lines in by_update]
     trace = records[0].folder / "digests.jsonl"
     with trace.open("w") as file:
         for lines, theirs in zip(by_update, rows, strict=True):
             phases = lines[0]["phases"] | {ROWS: _combine_rows(theirs)}
             file.write(json.dumps({"step": lines[0]["step"], "phases": phases}) + "\n")
-    layers = sorted({layer for lines in recorded for layer in lines[-1]["layers"]})
-    return RecordedUpdates(trace, count, rows, layers, _first_disagreement(by_update), records[0])
+    return RecordedUpdates(
+        trace,
+        updates_by_rank=[len(lines) for lines in recorded],
+        rows=rows,
+        layers=sorted({layer for lines in recorded for layer in lines[-1]["layers"]}),
+        disagreement=_first_disagreement(by_update),
+        has_low_precision=any(lines[-1]["has_low_precision"] for lines in recorded),
+        repeats_epoch=any(lines[-1]["repeats_epoch"] for lines in recorded),
+        rank_0=records[0],
+    )
 
 
-def _combine_rows(ranks: Sequence[Sequence[str]]) -> dict[str, str]:
+def _combine_rows(ranks: Sequence[Sequence[RecordedRow]]) -> dict[str, str]:
     """Combine the rows of all ranks, whichever rank has which; empty if no data was observed."""
-    rows = sorted(row for rank in ranks for row in rank)
+    rows = sorted(row.digest for rank in ranks for row in rank)
     if not rows:
         return {}
     return {NUM_ROWS: str(len(rows)), THE_ROWS: hashlib.sha256(" ".join(rows).encode()).hexdigest()[:16]}
@@ -101,10 +126,10 @@ def _first_disagreement(by_update: Sequence[Sequence[dict[str, Any]]]) -> RankDi
 
 
 class ValueGap(NamedTuple):
-    """The largest difference between the recorded values of one tensor, or of several."""
+    """The largest difference between the recorded values of a tensor."""
 
     largest: float  # absolute
-    relative: float  # to the tensor's largest value; the largest over several tensors
+    relative: float  # to the tensor's largest value
 
     def __str__(self) -> str:
         if self.largest == 0:
@@ -126,20 +151,44 @@ class Alignment(NamedTuple):
         return abs(self.cosine) > _SAME_DIRECTION and abs(self.scale - 1) > _OTHER_LENGTH
 
 
-def largest_gap(phase: str, one: Path, many: Path, tensor: str | None = None) -> ValueGap | None:
-    """Return the gap of one tensor, or the largest one in the phase; None if there is nothing to compare.
+def largest_gap(phase: str, one: Path, many: Path, tensor: str) -> ValueGap | None:
+    """Return the largest difference between the values of a tensor; None if there is nothing to compare.
 
     `one` and `many` are the files in which rank 0 of each job recorded an update's values.
     """
-    gaps = [_gap(left, right) for left, right in _pairs(phase, one, many, tensor)]
-    if not gaps:
+    import numpy as np
+
+    pair = next((pair for name, pair in _pairs(phase, one, many) if name == tensor), None)
+    if pair is None:
         return None
-    return ValueGap(max(gap.largest for gap in gaps), max(gap.relative for gap in gaps))
+    left, right = pair
+    differs = (left != right) & ~(np.isnan(left) & np.isnan(right))
+    if not differs.any():
+        return ValueGap(0.0, 0.0)
+    largest = float(abs(left[differs] - right[differs]).max())
+    if not math.isfinite(largest):
+        return ValueGap(math.inf, math.inf)
+    values = np.concatenate([left, right])
+    return ValueGap(largest, largest / float(abs(values[np.isfinite(values)]).max()))
+
+
+def has_same_tensors(phase: str, one: Path, many: Path) -> bool:
+    """Have both jobs recorded values of the same tensors?"""
+    own, theirs = ({name for name in load_values(file) if name.startswith(f"{phase}/")} for file in (one, many))
+    return own == theirs
+
+
+def distance(phase: str, one: Path, many: Path) -> float | None:
+    """Return how far apart all tensors of the phase are, relative to their norm; None if that is not a number."""
+    pairs = [pair for _, pair in _pairs(phase, one, many)]
+    norm = sum(float(left @ left) for left, _ in pairs)
+    apart = sum(float((left - right) @ (left - right)) for left, right in pairs)
+    return math.sqrt(apart / norm) if math.isfinite(norm) and math.isfinite(apart) and norm else None
 
 
 def alignment_of(phase: str, one: Path, many: Path) -> Alignment | None:
     """Compare all tensors of the phase as one vector; None if either is zero or not finite."""
-    pairs = _pairs(phase, one, many, None)
+    pairs = [pair for _, pair in _pairs(phase, one, many)]
     own = sum(float(left @ left) for left, _ in pairs)
     other = sum(float(right @ right) for _, right in pairs)
     product = sum(float(left @ right) for left, right in pairs)
@@ -148,29 +197,16 @@ def alignment_of(phase: str, one: Path, many: Path) -> Alignment | None:
     return Alignment(product / math.sqrt(own * other), product / own)
 
 
-def _pairs(phase: str, one: Path, many: Path, tensor: str | None) -> "list[tuple[np.ndarray[Any, Any], Any]]":
-    """Return the values of the tensors that both files have in the same shape."""
+def load_values(file: Path) -> "dict[str, np.ndarray[Any, Any]]":
+    """Return the values that rank 0 of a job recorded of an update, as PHASE/TENSOR."""
     from safetensors.numpy import load_file
 
-    left, right = load_file(one), load_file(many)
-    names = [name for name in left if name.startswith(f"{phase}/") and name in right]
-    if tensor is not None:
-        names = [name for name in names if name == f"{phase}/{tensor}"]
-    return [
-        (left[name].astype("float64"), right[name].astype("float64"))
-        for name in names
-        if left[name].shape == right[name].shape and left[name].size
-    ]
+    return load_file(file)
 
 
-def _gap(left: "np.ndarray[Any, Any]", right: "np.ndarray[Any, Any]") -> ValueGap:
-    import numpy as np
-
-    differs = (left != right) & ~(np.isnan(left) & np.isnan(right))
-    if not differs.any():
-        return ValueGap(0.0, 0.0)
-    largest = float(abs(left[differs] - right[differs]).max())
-    if not math.isfinite(largest):  # must never count as rounding
-        return ValueGap(math.inf, math.inf)
-    values = np.concatenate([left, right])
-    return ValueGap(largest, largest / float(abs(values[np.isfinite(values)]).max()))
+def _pairs(phase: str, one: Path, many: Path) -> "Iterator[tuple[str, tuple[np.ndarray[Any, Any], Any]]]":
+    """Yield the values of the tensors that both files have in the same shape."""
+    left, right = load_values(one), load_values(many)
+    for name, values in left.items():
+        if name.startswith(f"{phase}/") and name in right and right[name].shape == values.shape and values.size:
+            yield name.removeprefix(f"{phase}/"), (values.astype("float64"), right[name].astype("float64"))

@@ -17,8 +17,9 @@ from lockstep.verify.checklist import (
     check_who_printed,
     check_who_wrote,
 )
-from lockstep.verify.difference_causes import explain_difference
+from lockstep.verify.difference_causes import explain_difference, explain_rounding
 from lockstep.verify.recorded_updates import UPDATE_PHASES, RecordedUpdates, collect_updates, largest_gap
+from lockstep.verify.update_judgement import judge_updates
 from lockstep.verify.verify_trials import (
     ConfigUnderTest,
     ScriptUnderTest,
@@ -36,8 +37,15 @@ from lockstep.verify.verify_verdict import END_OF_RUN, VerifyFinding, VerifyVerd
 ProgressReporter = Callable[[str], None]
 InferenceCheck = Callable[[Path, Path], ChecklistItem]  # given the run folders of one process and of several
 
+THE_STATE = "the state"
 INFERENCE = "a checkpoint of several processes loads for inference in one"
 _FAST_MODE_CAUSE = 'The run uses determinism="fast", which does not promise equal bits.'
+_NUM_STEPS_CAUSE = "The steps that both runs made are the same, but when the loop ends depends on the processes."
+_NOT_REPEATABLE_CAUSE = (
+    "The same run, repeated, gave a different result: call torch.manual_seed(…) with a constant before any random draw."
+)
+# Options of `lockstep verify` that a script which fails may have received by mistake.
+_OPTIONS = frozenset({"-n", "--nproc-per-node", "--steps", "--one-args", "--keep", "--json"})
 
 
 def verify_config(
@@ -76,7 +84,9 @@ def verify_script(
     folder: Path,
     report: ProgressReporter,
 ) -> VerifyVerdict:
-    """Verify a script: with four trials if its runs have a folder, else with two, plus a repeat if they differ.
+    """Verify a script: with four trials if its runs have a folder, else with two.
+
+    If these differ by more than rounding, the first is repeated.
 
     Args:
         target: the script and its arguments, or -m and a module.
@@ -89,13 +99,15 @@ def verify_script(
     subject = ScriptUnderTest(target, steps, one_args)
     comparison = _Comparison(subject, folder, report, width=len(repeated_trial().title))
     first = comparison.add(first_trial())
-    if first.failure is not None or comparison.add(second_trial(processes)).failure is not None:
+    if first.failure is not None:
+        return comparison.verdict(processes, notes=_misplaced_options(target))
+    if comparison.add(second_trial(processes)).failure is not None:
         return comparison.verdict(processes)
     if not comparison.has_own_loop and comparison.can_resume and (first.steps or 0) >= 2:
         for trial in resumed_trials(processes, first.steps or 0):
             if comparison.add(trial).failure is not None:
                 break
-    elif comparison.findings[-1].difference is not None:
+    elif comparison.findings[-1].difference is not None and not comparison.findings[-1].is_rounding:
         comparison.add(repeated_trial())
     return comparison.verdict(processes, asked=steps)
 
@@ -136,10 +148,10 @@ class _Comparison:
                     f"{trial.title}: nothing was trained, so there is nothing to compare: the script must make steps "
                     "with a torch optimizer or lockstep.Run"
                 )
-            steps = max(len(read_trace(trace)) for trace in traces.values())
-            finding = finding._replace(digest=self._digest(files, traces), steps=steps)
-        if failure is not None:
-            traces = {name: trace for name, trace in traces.items() if read_trace(trace)}
+            finding = finding._replace(digest=self._digest(files, traces))
+        traces = {name: trace for name, trace in traces.items() if read_trace(trace)}
+        if traces:
+            finding = finding._replace(steps=max(len(read_trace(trace)) for trace in traces.values()))
         if self.findings and traces:  # also after a failure: a difference may be its cause
             finding = self._compared(finding, traces)
         self.findings.append(finding)
@@ -148,13 +160,24 @@ class _Comparison:
         return finding
 
     def verdict(
-        self, processes: int, *, inference: InferenceCheck | None = None, asked: int | None = None
+        self,
+        processes: int,
+        *,
+        inference: InferenceCheck | None = None,
+        asked: int | None = None,
+        notes: Sequence[str] = (),
     ) -> VerifyVerdict:
         """Return all findings with the checklist; `asked` is the number of steps that the user asked for."""
-        notes = []
+        notes = list(notes)
         made = self.findings[0].steps
         if asked is not None and made is not None and made < asked:
             notes.append(f"the script trains for {count_noun(made, 'step')}, fewer than the {asked} asked for")
+        lengths = [updates.repeated_epoch_length for updates in self.updates.values()]
+        if length := next(filter(None, lengths), None):
+            notes.append(
+                f"step {length + 1} begins an epoch with the same rows in the same order as step 1, although the "
+                "DistributedSampler shuffles: call sampler.set_epoch(epoch) at the start of every epoch"
+            )
         return VerifyVerdict(tuple(self.findings), tuple(self._checks(processes, inference)), tuple(notes))
 
     def _compared(self, finding: VerifyFinding, traces: dict[str, Path]) -> VerifyFinding:
@@ -167,30 +190,34 @@ class _Comparison:
                 f"the script's runs have different folders each time ({ours}; {theirs}), so none could resume after a "
                 "stop: give them fixed names"
             )
+        if self.has_own_loop:
+            return self._judged(finding)
         for name in sorted(first.keys() & traces.keys()):
-            difference = first_difference(first[name], traces[name], UPDATE_PHASES if self.has_own_loop else None)
+            difference = first_difference(first[name], traces[name])
             if difference is None and finding.failure is None:
                 difference = compare_ends(*_ends(first[name], traces[name]))
-            if difference is None and self.has_own_loop:
-                disagreement = self.updates[finding.trial.name].disagreement
-                # Rank 0 may agree with the single process while other ranks do not.
-                difference = None if disagreement is None else disagreement.at
             if difference is not None:
-                finding = finding._replace(difference=difference, run=name)
-                if self.has_own_loop:
-                    return self._explained(finding)
-                return finding._replace(cause=_FAST_MODE_CAUSE) if _is_fast(traces[name].parent) else finding
+                has_other_length = difference.phase == END_OF_RUN and difference.tensor != THE_STATE
+                cause = _FAST_MODE_CAUSE if _is_fast(traces[name].parent) else None
+                return finding._replace(
+                    difference=difference, run=name, cause=_NUM_STEPS_CAUSE if has_other_length else cause
+                )
         return finding
 
-    def _explained(self, finding: VerifyFinding) -> VerifyFinding:
-        at = finding.difference
+    def _judged(self, finding: VerifyFinding) -> VerifyFinding:
+        """Compare the updates of a script with its own loop, of which rounding is expected."""
         one, many = self.updates["one"], self.updates[finding.trial.name]
-        if at is None or at.phase == END_OF_RUN:
+        mistake, amplified_at = judge_updates(one, many, is_complete=finding.failure is None)
+        at = mistake or first_difference(one.trace, many.trace, UPDATE_PHASES)
+        if at is None:
             return finding
-        all_files = one.rank_0.values(at.step), many.rank_0.values(at.step)
-        gap = largest_gap(at.phase, *all_files, tensor=at.tensor)
-        cause = explain_difference(at, one, many, finding.trial.segments[0].processes)
-        return finding._replace(size=None if gap is None else str(gap), cause=cause)
+        if mistake is None:
+            cause = explain_rounding(one, many, amplified_at)
+        elif finding.trial == repeated_trial():
+            cause = _NOT_REPEATABLE_CAUSE
+        else:
+            cause = explain_difference(mistake, one, many, finding.trial.segments[0].processes)
+        return finding._replace(difference=at, is_rounding=mistake is None, size=_size(at, one, many), cause=cause)
 
     def _files(self, trial: VerifyTrial) -> TrialFiles:
         return TrialFiles(self._folder, trial)
@@ -207,7 +234,7 @@ class _Comparison:
         """Yield the checklist: what the trials showed, and what could not be checked."""
         by_name = {finding.trial.name: finding for finding in self.findings}
         yield _trains("one process trains", by_name.get("one"))
-        yield _trains(f"{processes} processes train", by_name.get("many"))
+        yield _trains(f"{processes} processes train", by_name.get("many"), self.findings[0].steps)
         one, many = by_name.get("one"), by_name.get("many")
         if one is None or many is None or one.failure is not None or many.failure is not None:
             return
@@ -243,7 +270,7 @@ def compare_ends(left: dict[str, Any], right: dict[str, Any]) -> TraceDifference
     """Return the difference between two runs' end events, if any."""
     if (left["step"], left["digest"]) == (right["step"], right["digest"]):
         return None
-    what = "the state" if left["step"] == right["step"] else f"{left['step']} steps and {right['step']}"
+    what = THE_STATE if left["step"] == right["step"] else f"{left['step']} steps and {right['step']}"
     return TraceDifference(min(left["step"], right["step"]), END_OF_RUN, what, 1)
 
 
@@ -272,12 +299,31 @@ def _loss(phases: dict[str, dict[str, Any]]) -> str:
     return str(phases["loss"].get("loss"))
 
 
-def _trains(what: str, finding: VerifyFinding | None) -> ChecklistItem:
+def _size(at: TraceDifference, one: RecordedUpdates, many: RecordedUpdates) -> str | None:
+    """Return the size of a difference between the jobs, in words; None if it is one between the ranks alone."""
+    if at.phase == END_OF_RUN:
+        return None
+    gap = largest_gap(at.phase, one.rank_0.values(at.step), many.rank_0.values(at.step), tensor=at.tensor)
+    is_between_ranks = many.disagreement is not None and at == many.disagreement.at
+    return None if gap is None or (gap.largest == 0 and is_between_ranks) else str(gap)
+
+
+def _misplaced_options(target: Sequence[str]) -> list[str]:
+    script, *arguments = target[1:] if target[0] == "-m" else target
+    misplaced = [argument for argument in arguments if argument.partition("=")[0] in _OPTIONS]
+    options = ", ".join(misplaced)
+    return [f"{options} went to the script: put options of lockstep verify before {script}"] if misplaced else []
+
+
+def _trains(what: str, finding: VerifyFinding | None, expected: int | None = None) -> ChecklistItem:
     if finding is None:
         return ChecklistItem(what, None, "a run before it failed")
     if finding.failure is not None:
         return ChecklistItem(what, False, f"exit code {finding.failure.exit_code}")
-    return ChecklistItem(what, True, count_noun(finding.steps or 0, "step"))
+    made = count_noun(finding.steps or 0, "step")
+    if expected is not None and finding.steps != expected:
+        return ChecklistItem(what, False, f"{made}, but {expected} on one process")
+    return ChecklistItem(what, True, made)
 
 
 def _bits(finding: VerifyFinding, compared: str) -> ChecklistItem:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
+from lockstep.command_line.config_arguments import TakesSettings, complete_config_or_script, complete_setting
 from lockstep.command_line.output_paths import trial_folder
-from lockstep.command_line.trial_runs import check_trial_config, require_no_launcher, trial_overrides
+from lockstep.command_line.trial_runs import check_trial_config, leave_hand_set_job, trial_overrides
 from lockstep.errors import UserError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _SCRIPT = ".py"
 
 
-class ConfigOrScript(TyperCommand):
+class ConfigOrScript(TakesSettings):
     """Leaves arguments after a script to the script, as torchrun does; options may come before or after a config."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -33,11 +33,19 @@ class ConfigOrScript(TyperCommand):
 def verify(
     target: Annotated[
         str,
-        typer.Argument(metavar="CONFIG|SCRIPT", help="A YAML file, the name of a built-in recipe, or a Python script."),
+        typer.Argument(
+            metavar="CONFIG|SCRIPT",
+            help="A YAML file, the name of a built-in recipe, or a Python script.",
+            autocompletion=complete_config_or_script,
+        ),
     ],
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="key=value|ARGS", help="Settings by dotted path, or the script's arguments."),
+        typer.Argument(
+            metavar="key=value|ARGS",
+            help="Settings by dotted path, or the script's arguments.",
+            autocompletion=complete_setting,
+        ),
     ] = None,
     nproc: Annotated[
         int, typer.Option("-n", "--nproc-per-node", metavar="N", min=2, help="Processes to compare with one.")
@@ -64,9 +72,12 @@ def verify(
 
     Trains for a few steps, several times, and compares every step. Reports the first step, phase and tensor that
     differ, by how much, and the likely cause. Then prints a checklist with evidence for each line. A script may use
-    lockstep's loop or any other. Exit code 0 if all runs are the same, 3 if they differ.
+    lockstep's loop or any other.
+
+    Exit code 0 if all runs are the same, or differ by rounding alone; 6 if they differ; if a run fails, its own: 3 for
+    an error, 5 for a hang, 2 for a mistake in the command.
     """
-    require_no_launcher("verify")
+    leave_hand_set_job("verify")
     if _is_script(target, module):
         verification = _prepare_script(
             [*(["-m"] if module else []), target, *(arguments or [])], one_args, nproc, steps
@@ -133,7 +144,7 @@ def _run(keep: Path | None, verification: Verification, as_json: bool) -> int:
 
     with trial_folder(keep, "verify") as folder:
         verdict = verification(folder.path, report)
-        folder.is_kept |= verdict.differing is not None
+        folder.is_kept |= verdict.differing is not None and not verdict.differing.is_rounding
     if as_json:
         print(json.dumps({**verdict.as_json(), "folder": str(folder.path) if folder.is_kept else None}, indent=1))
     if verdict.failure is not None:

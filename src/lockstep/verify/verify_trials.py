@@ -12,11 +12,13 @@ from typing import NamedTuple, Protocol
 from lockstep.command_line.trial_runs import run_to_end
 from lockstep.config import environment
 from lockstep.config.environment import VerifyRequest
-from lockstep.errors import EXIT_FAILED, EXIT_STOPPED, UserError
+from lockstep.errors import EXIT_DIFFERENT, EXIT_FAILED, EXIT_STOPPED, UserError
 from lockstep.events.run_folder import RunFolder
 from lockstep.supervision.io_recorder import OutputRecord
 
 _MAX_LOG_CHARS = 20_000
+
+_HANG_STOP_S = "300"  # a few steps need less patience than a training
 
 
 class RunSegment(NamedTuple):
@@ -155,7 +157,8 @@ class ScriptUnderTest:
 
     def command(self, segment: RunSegment, files: TrialFiles) -> list[str]:  # noqa: ARG002
         more = self.one_args if segment.processes == 1 else ()
-        return [sys.executable, "-m", "lockstep", "run", "-n", str(segment.processes), *self.target, *more]
+        options = ["-n", str(segment.processes), "--hang-stop", _HANG_STOP_S]
+        return [sys.executable, "-m", "lockstep", "run", *options, *self.target, *more]
 
     def verify_request(self, segment: RunSegment, number: int, files: TrialFiles) -> VerifyRequest:
         return VerifyRequest(files.rank_folder(number), files.run, segment.stop_after or self.steps)
@@ -177,7 +180,6 @@ def run_trial(subject: VerifySubject, files: TrialFiles) -> TrialFailure | None:
             code = run_to_end(subject.command(segment, files), variables, output)
         if not subject.is_expected_exit(segment, code):
             text = files.log.read_text(errors="replace").rstrip()
-            return TrialFailure(
-                code if code > 0 else EXIT_FAILED, text[-_MAX_LOG_CHARS:]
-            )  # negative: killed by a signal
+            is_own = code > 0 and code != EXIT_DIFFERENT  # negative: killed by a signal
+            return TrialFailure(code if is_own else EXIT_FAILED, text[-_MAX_LOG_CHARS:])
     return None

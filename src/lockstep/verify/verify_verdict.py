@@ -1,10 +1,10 @@
 """The verdict of `lockstep verify`: which trials agree, where the first difference is, and its likely cause."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from lockstep.config.plurals import count_noun
-from lockstep.errors import EXIT_FAILED
+from lockstep.errors import EXIT_DIFFERENT
 from lockstep.events.step_trace import TraceDifference
 from lockstep.verify.checklist import ChecklistItem
 from lockstep.verify.verify_trials import TrialFailure, VerifyTrial
@@ -39,18 +39,21 @@ class VerifyFinding(NamedTuple):
 
     trial: VerifyTrial
     digest: str | None = None  # of its final state, if it got there
-    difference: TraceDifference | None = None  # from the first trial
+    difference: TraceDifference | None = None  # from the first trial; the first that is more than rounding, if any is
     failure: TrialFailure | None = None
     run: str = ""  # the run that differs, if a script makes several
     steps: int | None = None  # made by each of its runs
     size: str | None = None  # of the difference, in words, if values were recorded
     cause: str | None = None  # if more than the phase is known
+    is_rounding: bool = False  # the difference, and all that follow
 
     @property
     def summary(self) -> str:
         """How it compares with the first trial."""
         if self.failure is not None:
             return f"failed with exit code {self.failure.exit_code}"
+        if self.is_rounding:
+            return f"the same except for rounding, first at {self.difference}"
         return "the same" if self.difference is None else f"differs at {self.difference}"
 
     @property
@@ -67,6 +70,7 @@ class VerifyFinding(NamedTuple):
             ],
             "digest": self.digest,
             "difference": None if self.difference is None else self.difference._asdict(),
+            "is_rounding": self.is_rounding,
             "exit_code": 0 if self.failure is None else self.failure.exit_code,
         }
         optional = {"run": self.run or None, "steps": self.steps, "size": self.size}
@@ -82,9 +86,19 @@ class VerifyVerdict:
     notes: tuple[str, ...] = ()
 
     @property
+    def result(self) -> Literal["same", "rounding", "different", "failed"]:
+        """What was found, in a word."""
+        if self.failure is not None:
+            return "failed"
+        if self.differing is None:
+            return "same"
+        return "rounding" if self.differing.is_rounding else "different"
+
+    @property
     def differing(self) -> VerifyFinding | None:
-        """The first trial that differs from the first one."""
-        return next((finding for finding in self.findings if finding.difference is not None), None)
+        """The first trial that differs from the first one by more than rounding, or else by rounding."""
+        differing = [finding for finding in self.findings if finding.difference is not None]
+        return next(iter(sorted(differing, key=lambda finding: finding.is_rounding)), None)
 
     @property
     def failure(self) -> TrialFailure | None:
@@ -95,8 +109,8 @@ class VerifyVerdict:
     def exit_code(self) -> int:
         if self.failure is not None:
             return self.failure.exit_code
-        is_bad = self.differing is not None or any(check.is_promise and check.holds is False for check in self.checks)
-        return EXIT_FAILED if is_bad else 0
+        is_broken = any(check.is_promise and check.holds is False for check in self.checks)
+        return EXIT_DIFFERENT if self.result == "different" or is_broken else 0
 
     @property
     def cause(self) -> str | None:
@@ -121,27 +135,40 @@ class VerifyVerdict:
         )
 
     def lines(self) -> list[str]:
-        """Return the verdict for a person to read; it does not mention bits if a run failed before any difference."""
+        """Return the verdict for a person to read."""
         return [*self._result_lines(), *self.notes, *(str(check) for check in self.checks)]
 
     def _result_lines(self) -> list[str]:
+        failed = [] if self.failure is None else [self._failure_line(self.findings[-1])]
         if self.differing is not None and self.differing.difference is not None:
+            if self.differing.is_rounding and failed:
+                return failed
             step, phase, tensor, num_tensors = self.differing.difference
             run = f"{self.differing.run}, " if self.differing.run else ""
             others = f" and {num_tensors - 1} more" if num_tensors > 1 else ""
             size = f", {self.differing.size}" if self.differing.size else ""
             where = _PLACES.get(phase, f"in its {phase}")
-            line = (
-                f"different: {self.differing.trial.title}: {run}first at step {step}, {where}: {tensor}{others}{size}"
-            )
-            return [line, self.cause or ""]
-        if self.failure is None:
-            digest = self.findings[0].digest
-            return [f"all {len(self.findings)} agree, bit for bit" + (f": digest {digest}" if digest else "")]
-        return []
+            kind = "rounding" if self.differing.is_rounding else "different"
+            line = f"{kind}: {self.differing.trial.title}: {run}first at step {step}, {where}: {tensor}{others}{size}"
+            return [*failed, line, self.cause or ""]
+        if failed:
+            return failed
+        digest = self.findings[0].digest
+        return [f"all {len(self.findings)} agree, bit for bit" + (f": digest {digest}" if digest else "")]
+
+    @staticmethod
+    def _failure_line(finding: VerifyFinding) -> str:
+        assert finding.failure is not None
+        when = f"after step {finding.steps}" if finding.steps else "before the end of its first step"
+        until = "; until then it differs by rounding alone" if finding.is_rounding else ""
+        return (
+            f"failed: {finding.trial.title} ended with exit code {finding.failure.exit_code} {when}, so there is no "
+            f"result to compare{until}; the run's own output is on standard error"
+        )
 
     def as_json(self) -> dict[str, Any]:
         return {
+            "result": self.result,
             "equal": self.failure is None and self.differing is None,
             "trials": [finding.as_json() for finding in self.findings],
             "cause": self.cause,

@@ -1,17 +1,19 @@
 """`lockstep.launch(main)`: run a script's `main(world)` in one process or on many."""
 
+import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
-import torch
-
 from lockstep.config import environment
+from lockstep.config.argument_checks import require_count
 from lockstep.config.placement import without_local_rank
 from lockstep.errors import LockstepError, UserError, print_error
 from lockstep.launcher.launch_plan import LaunchPlan, start_agent
 from lockstep.world.process_group import leave_on_exit, setup_distributed
+from lockstep.world.script_process import choose_threads, is_interactive
 from lockstep.world.world import World
 
 
@@ -44,35 +46,50 @@ def launch(
         timeout_s: the time limit for joining the job and for every collective.
         device: "cpu", "cuda", "cuda:N" or "mps"; chosen automatically if omitted.
     """
-    if environment.read_role(nproc_given=nproc is not None) == "agent":
-        assert nproc is not None
-        with environment.temporary_variables({environment.SPAWNED_BY_LAUNCH_VARIABLE: "1"}):
-            try:
+    with _errors_end_the_script():
+        _check_arguments(main, nproc)
+        if environment.read_role(nproc_given=nproc is not None) == "agent":
+            assert nproc is not None
+            with environment.temporary_variables({environment.SPAWNED_BY_LAUNCH_VARIABLE: "1"}):
                 exit_code = start_agent(LaunchPlan(nproc=nproc), _this_script())
-            except LockstepError as error:
-                if is_interactive():
-                    raise
-                exit_code = print_error(error)
-        if exit_code != 0:
-            sys.exit(exit_code)
-        return
-    torch.set_num_threads(environment.threads_per_process())
-    try:
+            if exit_code != 0:
+                sys.exit(exit_code)
+            return
+        choose_threads()  # [Note: one contract]
         with leave_on_exit():
             world = setup_distributed(backend=backend, timeout_s=timeout_s, device=device)
             sys.argv = without_local_rank(sys.argv)
             main(world)
-    except LockstepError as error:
-        if environment.agent_pid() is not None or is_interactive():
-            raise  # the agent prints it once for all ranks; a notebook prints it by itself
-        sys.exit(print_error(error))
     if environment.is_spawned_by_launch():
         sys.exit(0)
 
 
-def is_interactive() -> bool:
-    """Is this a prompt or a notebook? There errors are raised: ending the process would end the user's session."""
-    return hasattr(sys, "ps1")
+@contextmanager
+def _errors_end_the_script() -> Iterator[None]:
+    """Print a `LockstepError` and exit, but in a rank, whose agent prints it once for all, and in a notebook."""
+    try:
+        yield
+    except LockstepError as error:
+        if environment.agent_pid() is not None or is_interactive():
+            raise
+        sys.exit(print_error(error))
+
+
+def _check_arguments(main: object, nproc: object) -> None:
+    if not callable(main):
+        raise UserError(
+            f"launch(main): main is of type {type(main).__name__}: give the function itself, without calling it"
+        )
+    with suppress(ValueError):  # a builtin without a signature
+        parameters = inspect.signature(main)
+        try:
+            parameters.bind(World())
+        except TypeError:
+            raise UserError(
+                f"launch(main): main{parameters} is called with one argument, the World: write `def main(world):`"
+            ) from None
+    if nproc is not None and nproc != "auto":
+        require_count("nproc", nproc)
 
 
 def _this_script() -> list[str]:

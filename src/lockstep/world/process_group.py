@@ -20,10 +20,13 @@ from lockstep.config.placement import Placement
 from lockstep.config.plurals import number_noun
 from lockstep.config.tested_versions import describe_untested_torch
 from lockstep.errors import WorldError
+from lockstep.launcher.exit_callbacks import closing_at_exit
+from lockstep.launcher.nested_jobs import NESTED_JOB
 from lockstep.launcher.tcp_store import connect_store, host_store, interface_towards, wait_for_keys
 from lockstep.supervision import heartbeat
 from lockstep.supervision.heartbeat import Phase
 from lockstep.world.device import choose_backend, choose_device, devices_are_shared, warn_if_no_parallelism
+from lockstep.world.script_process import choose_threads_once, show_errors_in_one_line
 from lockstep.world.world import World
 
 if TYPE_CHECKING:
@@ -44,7 +47,8 @@ def setup_distributed(
     """Join the job this process was launched into, and return its `World`.
 
     Without arguments the launcher's environment variables decide; without a launcher this is a world of one process,
-    and no process group is made.
+    and no process group is made. As in `launch`, the process then computes with OMP_NUM_THREADS threads, or with one,
+    and a `LockstepError` that is not caught ends it with one line and its exit code.
 
     Args:
         rank: this process's rank, given together with `world_size`; MASTER_ADDR and MASTER_PORT are then used, or set
@@ -54,10 +58,12 @@ def setup_distributed(
         timeout_s: the time limit for joining and for every collective; 600 seconds if omitted.
         device: the device to compute on; chosen automatically if omitted.
     """
+    show_errors_in_one_line()  # [Note: one contract]
     timeout_s = World().timeout_s if timeout_s is None else timeout_s
     if timeout_s <= 0:
         raise WorldError(f"timeout_s={timeout_s}: expected a number of seconds greater than 0")
     placement = _place(rank, world_size)
+    choose_threads_once(is_main=placement.rank == 0)
     if placement.rank == 0 and (problem := describe_untested_torch(torch.__version__)) is not None:
         logger.warning("%s", problem)
     chosen_device = choose_device(placement, device)
@@ -112,7 +118,8 @@ def cleanup_distributed() -> None:
 def leave_on_exit() -> Iterator[None]:
     """Leave the job after the block. If the block fails, suppress errors while leaving: they are not the cause."""
     try:
-        yield
+        with closing_at_exit():
+            yield
     except BaseException:
         with suppress(Exception):
             cleanup_distributed()
@@ -125,7 +132,14 @@ def _place(rank: int | None, world_size: int | None) -> Placement:
         return environment.read_placement()
     if rank is None or world_size is None:
         raise WorldError(f"rank={rank} and world_size={world_size}: give both, or neither")
-    return environment.read_placement_for(rank, world_size)
+    explicit = environment.read_placement_for(rank, world_size)
+    if environment.is_port_of_agent(explicit.master_port):
+        launched = environment.read_placement()
+        if (rank, world_size) == (launched.rank, launched.world_size):  # the script passes on what the agent has set
+            return launched
+        if explicit.launcher != "none":
+            raise WorldError(f"rank={rank} and world_size={world_size}: {NESTED_JOB}")
+    return explicit
 
 
 def _world_of(placement: Placement, device: torch.device, backend: str, timeout_s: float) -> World:

@@ -56,6 +56,7 @@ class World:
         """What the run's `start` event records of the world."""
         return {
             "processes": self.size,
+            "machines": self.num_nodes,
             "device": self.device.type,
             "backend": self.backend,
             "launcher": self.launcher,

@@ -86,12 +86,13 @@ def test_missing_key_inside_a_list_names_its_place(write: Write) -> None:
 
 
 def test_several_problems_at_once_each_with_its_place(write: Write) -> None:
-    text = VALID + "optim:\n  lrr: 1\n  lr: fast\n  name: adamm\nlr: 1\noptim.lr: 2\n"
+    text = VALID + "optim:\n  lrr: 1\n  lr: fast\n  name: ad-am\nlr: 1\noptim.lr: 2\n"
     assert problems_of(write(text), ["epochs=1.5", "device=gpu", "seed=yes"]) == [
         "command line: seed: expected a whole number of at least 0, got 'yes'",
         "command line: device: expected one of auto, cpu, cuda, mps, got 'gpu'; did you mean cpu?",
         "command line: epochs: expected a whole number greater than 0, got 1.5",
-        "run.yaml:7: optim.name: expected one of sgd, adam, adamw, got 'adamm'; did you mean adam?",
+        "run.yaml:7: optim.name: expected sgd, adam, adamw, a class of torch.optim, or package.module:Class, got "
+        "'ad-am'",
         "run.yaml:6: optim.lr: expected a number greater than 0, got 'fast'",
         "run.yaml:5: optim.lrr: unknown key; did you mean optim.lr?",
         "run.yaml:8: lr: unknown key; did you mean optim.lr?",

@@ -46,7 +46,7 @@ def test_smallest_config_has_documented_defaults(write: Write) -> None:
 def test_empty_file_lacks_the_required_keys(write: Write) -> None:
     assert problems_of(write("")) == [
         "run.yaml: steps: give exactly one of epochs and steps",
-        "run.yaml: batch: missing; expected a mapping",
+        "run.yaml: batch: missing; expected a mapping with global, per_device",
     ]
 
 
@@ -95,7 +95,7 @@ def test_recipe_narrows_a_section_to_its_own_class(write: Write) -> None:
     assert problems_of(path, ["model.widht=16"], Mine) == [
         "command line: model.widht: unknown key; did you mean model.width?"
     ]
-    assert problems_of(path, ["model=16"], Mine) == ["command line: model: expected a mapping, got 16"]
+    assert problems_of(path, ["model=16"], Mine) == ["command line: model: expected a mapping with width, got 16"]
 
 
 def test_schedule_takes_steps_epochs_and_samples(write: Write) -> None:
@@ -157,3 +157,46 @@ def test_scaling_and_groups_are_read(write: Write) -> None:
     optim = Config.from_file(write(VALID + text)).optim
     assert (optim.lr_scaling, optim.base_batch) == ("sqrt", 32)
     assert optim.groups == (GroupConfig(match="*.bias", lr_factor=0.1, weight_decay=0.0),)
+
+
+@pytest.mark.parametrize(
+    ("given", "name"), [("SGD", "sgd"), ("AdamW", "adamw"), ("RMSprop", "RMSprop"), ("m:C", "m:C")]
+)
+def test_an_optimizer_is_named_by_its_class(given: str, name: str) -> None:
+    assert OptimConfig(name=given).name == name
+
+
+@pytest.mark.parametrize("name", ["a-b", "torch.optim.SGD", "module:", ":Class", "a:b:c", "a b", ""])
+def test_a_name_that_can_be_no_optimizers_is_refused_without_an_import(write: Write, name: str) -> None:
+    (problem,) = problems_of(write(VALID), [f"optim.name={name!r}"])
+    expected = "expected sgd, adam, adamw, a class of torch.optim, or package.module:Class"
+    assert problem == f"command line: optim.name: {expected}, got {name!r}"
+
+
+def test_settings_of_another_optimizer_are_refused(write: Write) -> None:
+    assert problems_of(write(VALID), ["optim.name=NAdam", "optim.betas=[0.8, 0.9]", "optim.momentum=0.5"]) == [
+        "command line: optim.momentum: only for sgd: for NAdam, write optim.arguments.momentum",
+        "command line: optim.betas: only for adam and adamw: for NAdam, write optim.arguments.betas",
+    ]
+
+
+def test_a_config_with_another_optimizer_reads_back_as_itself(write: Write) -> None:
+    config = Config.from_file(write(VALID), ["optim.name=NAdam", "optim.arguments={betas: [0.8, 0.9], eps: 1e-6}"])
+    text = dump_config(config)
+    assert "momentum" not in text
+    assert Config.from_file(write(text)) == config
+    assert dump_config(Config.from_file(write(dump_config(Config.from_file(write(VALID)))))).count("momentum") == 1
+
+
+def test_another_optimizer_does_not_inherit_the_arguments_of_the_former(write: Write) -> None:
+    write("optim: {name: adamw, betas: [0.8, 0.9], lr: 0.5, arguments: {amsgrad: true}}\n" + VALID, "base.yaml")
+    path = write("base: base.yaml\n")
+    other = Config.from_file(path, ["optim.name=NAdam"]).optim
+    assert (other.lr, other.betas, other.arguments) == (0.5, (0.9, 0.999), ConfigSection())
+    similar = Config.from_file(path, ["optim.name=adam"]).optim
+    assert (similar.betas, similar.arguments) == ((0.8, 0.9), ConfigSection())
+    same = Config.from_file(path, ["optim.name=AdamW"]).optim
+    assert same.arguments == ConfigSection(amsgrad=True)
+    write("optim: {arguments: {amsgrad: true}}\n" + VALID, "base.yaml")  # of the default one, adamw
+    assert Config.from_file(path, ["optim.name=adamw"]).optim.arguments == ConfigSection(amsgrad=True)
+    assert Config.from_file(path, ["optim.name=adam"]).optim.arguments == ConfigSection()

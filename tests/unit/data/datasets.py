@@ -1,7 +1,9 @@
 """Data sets and helpers that several tests share."""
 
+import multiprocessing
 import random
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -191,6 +193,17 @@ def flat(batches: list[GlobalBatch]) -> list[Any]:
 
 def children() -> list[psutil.Process]:
     return [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+
+
+@contextmanager
+def starting_by(start_method: str) -> Iterator[None]:
+    """Start child processes by this method: spawned ranks spawn theirs by default, but under torchrun they fork."""
+    before = multiprocessing.get_start_method()
+    multiprocessing.set_start_method(start_method, force=True)
+    try:
+        yield
+    finally:
+        multiprocessing.set_start_method(before, force=True)
 
 
 def seed_all() -> None:

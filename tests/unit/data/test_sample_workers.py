@@ -4,13 +4,14 @@ import gc
 import multiprocessing
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, get_worker_info
 
 from lockstep.data.evaluation_loader import EvaluationLoader
 from lockstep.data.lane_loader import LaneLoader
@@ -105,6 +106,62 @@ def test_a_workers_error_names_the_sample(kind: type[Exception]) -> None:
     text = str(caught.value)
     assert "a planted failure" in text
     assert "while reading sample 5 of the data set (epoch 24, lane 1)" in text
+
+
+class Ends:
+    """Writes down which process collects it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.itself = self  # so that only the garbage collector can
+
+    def __del__(self) -> None:
+        with self.path.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+
+
+class Collecting(Marked):
+    """Collects garbage while it is read."""
+
+    def __getitem__(self, index: int) -> int:
+        assert gc.isenabled()
+        gc.collect()
+        return os.getpid()
+
+
+def test_garbage_of_the_rank_is_not_collected_by_its_workers(tmp_path: Path) -> None:
+    gc.disable()
+    Ends(tmp_path / "ended")
+    gc.enable()
+    batch = next(LaneLoader(Collecting(), 8, World(), lanes=4, workers=1).batches())
+    assert os.getpid() not in batch.lanes[0].data.tolist()
+    assert gc.isenabled()
+    gc.collect()
+    assert (tmp_path / "ended").read_text().split() == [str(os.getpid())]
+
+
+class Prepared(Marked):
+    number = -1
+
+    def __getitem__(self, index: int) -> int:
+        return self.number
+
+
+def prepare(worker: int) -> None:
+    info: Any = get_worker_info()
+    info.dataset.number = info.id
+
+
+def test_worker_init_can_prepare_the_data_set_of_its_worker() -> None:
+    dataset = Prepared()
+    batch = next(LaneLoader(dataset, 8, World(), lanes=4, workers=2, worker_init=prepare).batches())
+    assert {number for lane in batch.lanes for number in lane.data.tolist()} == {0, 1}
+    assert dataset.number == -1
+
+
+def test_worker_init_of_a_dataloader_for_evaluation_is_called() -> None:
+    loader = DataLoader(Prepared(), 2, num_workers=2, worker_init_fn=prepare)
+    assert {number for chunk in EvaluationLoader(loader, None, World()) for number in chunk.data.tolist()} == {0, 1}
 
 
 def test_worker_init_is_called_in_each_worker() -> None:

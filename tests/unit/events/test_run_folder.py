@@ -95,15 +95,44 @@ def test_a_forced_run_has_the_fingerprint_of_its_new_settings(tmp_path: Path) ->
     assert folder.read_run_json()["fingerprint"] == {"global_batch": 16}
 
 
-def test_a_folder_that_is_not_a_run_folder_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(
-        UserError, match=r"not a run folder: choose another folder \(--run; in a script, the first argument of Run\)$"
-    ):
+@pytest.mark.parametrize("name", ["events.jsonl", "ledger.jsonl", "checkpoints", "ranks", "config.yaml", "a/run.json"])
+def test_a_folder_with_what_would_be_taken_for_a_runs_is_left_alone(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("years of work")
+    with pytest.raises(UserError, match=r"is not a run folder.*: give Run or Trainer another folder$"):
+        RunFolder(tmp_path).claim(ScriptSettings({}), {})
+    with pytest.raises(UserError, match=r"is not a run folder.*: choose another folder with --run$"):
         RunFolder(tmp_path).claim(ResolvedSettings(config()), {})
+    assert [found for found in tmp_path.rglob("*") if found.is_file()] == [path]
+    assert path.read_text() == "years of work"
+
+
+def test_other_files_do_not_matter(tmp_path: Path) -> None:
+    for name in ("thesis.tex", ".gitignore", ".DS_Store", "tensorboard/events", "incidents/note.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("years of work")
+    RunFolder(tmp_path).claim(ResolvedSettings(config()), {}).release()
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
     with pytest.raises(UserError, match="cannot use the run folder"):
         RunFolder(tmp_path / "thesis.tex").claim(ResolvedSettings(config()), {})
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_start_that_was_killed_can_be_repeated(tmp_path: Path) -> None:
+    """It has written its lock and its config, but not run.json."""
+    folder = RunFolder(tmp_path)
+    folder.claim(ResolvedSettings(config()), {}).release()
+    folder.run_json.unlink()
+    folder.claim(ResolvedSettings(config()), {}).release()
+
+
+def test_only_a_committed_checkpoint_can_be_continued(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    (folder.checkpoints / ".draft-step-3-x").mkdir(parents=True)
+    folder.run_json.write_text("{}")
+    assert not folder.has_checkpoint()
+    (folder.checkpoints / "step-3").mkdir()
+    assert folder.has_checkpoint()
 
 
 class Grown(Config):
@@ -144,7 +173,7 @@ sys.stdin.read()
     assert owner.stdin is not None and owner.stdout is not None
     assert owner.stdout.readline() == "held\n"
     with pytest.raises(
-        UserError, match=f"in use by process {owner.pid} on .*: wait for it to end, or choose another folder"
+        UserError, match=f"in use by process {owner.pid} on .*: wait for it to end, or give Run or Trainer another"
     ):
         RunFolder(tmp_path / "a").claim(ScriptSettings({"seed": 1}), {})
     with owner:

@@ -12,9 +12,13 @@ from tests.run_folders import event, start, timed, write_run
 STEPS = (10, 20, 30, 40)
 
 
-def record_of(folder: Path, *ranks: dict[str, Any], steps: tuple[int, ...] = STEPS) -> RunRecord:
+def record_of(
+    folder: Path, *ranks: dict[str, Any], steps: tuple[int, ...] = STEPS, machines: int | None = None
+) -> RunRecord:
     lines = {rank: [timed(step, **values) for step in steps] for rank, values in enumerate(ranks)}
-    return read_record(write_run(folder, [start(processes=len(ranks))], lines))
+    return read_record(
+        write_run(folder, [start(processes=len(ranks)) | ({} if machines is None else {"machines": machines})], lines)
+    )
 
 
 def test_nothing_stands_out(tmp_path: Path) -> None:
@@ -64,6 +68,13 @@ def test_a_phase_that_takes_long_on_all_ranks(tmp_path: Path, values: dict[str, 
     (finding,) = run_findings(record_of(tmp_path, values, values))
     assert finding.about == about
     assert text in finding.text
+
+
+@pytest.mark.parametrize(("machines", "is_advised"), [(None, False), (1, False), (2, True)])
+def test_compression_is_advised_between_machines_only(tmp_path: Path, machines: int | None, is_advised: bool) -> None:
+    """Within one machine it takes longer than it saves."""
+    (finding,) = run_findings(record_of(tmp_path, {"exchange_s": 0.1}, {"exchange_s": 0.1}, machines=machines))
+    assert ("compress" in finding.text) == is_advised
 
 
 def test_a_phase_that_takes_long_on_one_rank_is_not_reported_for_all(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.config.folder_remedies import IN_SCRIPT
 from lockstep.errors import UserError
 from lockstep.events.run_folder import RunFolder
 from lockstep.observe.run_record import RunRecord, read_record
@@ -42,7 +43,8 @@ def test_a_process_that_trains_in_a_folder_is_seen(tmp_path: Path) -> None:
     assert read_run_lock(tmp_path).is_held is False
     code = (
         "import sys; from pathlib import Path; from lockstep.events.run_folder import RunFolder\n"
-        "lock = RunFolder(Path(sys.argv[1]))._lock(); print('locked', flush=True); sys.stdin.read()"
+        "from lockstep.config.folder_remedies import IN_SCRIPT\n"
+        "lock = RunFolder(Path(sys.argv[1]))._lock(IN_SCRIPT); print('locked', flush=True); sys.stdin.read()"
     )
     holder = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -53,7 +55,7 @@ def test_a_process_that_trains_in_a_folder_is_seen(tmp_path: Path) -> None:
         assert lock.is_held
         assert lock.owner.startswith(f"process {holder.pid} on ")
         with pytest.raises(UserError, match="is in use"):  # reading the lock has not released it
-            RunFolder(tmp_path)._lock()
+            RunFolder(tmp_path)._lock(IN_SCRIPT)
     finally:
         holder.communicate()
     assert read_run_lock(tmp_path).is_held is False

@@ -49,7 +49,7 @@ def test_predictions_as_json(run: str, capsys: pytest.CaptureFixture[str]) -> No
     ("options", "message"),
     [
         ({"nproc": "8"}, "-n 8: the run has lanes=4, so at most 4 processes"),
-        ({"nproc": "none"}, "-n none: expected numbers of processes, as in 1,2,4"),
+        ({"nproc": "none"}, "-n none: expected numbers of processes, at most 65536, as in 1,2,4"),
         *(
             (option, "is a run: omit settings, --try, --measure and --steps, which apply to configs")
             for option in ({"tried": "4"}, {"measure": "4"}, {"steps": 4}, {"overrides": ["seed=1"]})

@@ -61,7 +61,7 @@ def test_which_exit_codes_are_retried() -> None:
     spec = parts(job())[1]["spec"]
     rules = spec["podFailurePolicy"]["rules"]
     by_code = {code: rule["action"] for rule in rules for code in rule.get("onExitCodes", {}).get("values", [])}
-    assert by_code == {75: "Ignore", 2: "FailJob", 4: "FailJob"}
+    assert by_code == {75: "Ignore", 143: "Ignore", 2: "FailJob", 4: "FailJob"}
     assert [rule["action"] for rule in rules if "onPodConditions" in rule] == ["Ignore"]
     assert spec["backoffLimit"] == 6
     assert spec["template"]["spec"]["restartPolicy"] == "Never", "a failure policy is refused with any other"

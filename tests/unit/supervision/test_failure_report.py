@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.supervision.collective_mismatch import CollectiveMismatch
 from lockstep.supervision.failure_report import (
     ErrorReport,
     FailureContext,
     RankExit,
+    aborted_rank,
     explain_failure,
     has_only_victims,
     read_error_report,
@@ -64,6 +66,21 @@ def test_an_abort_is_suspected_less_than_an_exception() -> None:
     text = explained([RankExit(0, -6), RankExit(1, 1, raised("KeyError: 'x'"))], 2)
     assert "cause: KeyError: 'x'" in text
     assert "rank 0 (ended by SIGABRT)" in text
+
+
+def test_a_rank_that_skipped_a_collective_is_the_cause_when_gloo_aborts_another() -> None:
+    exits = [RankExit(0, -6), RankExit(1, None), RankExit(2, 1, LOST)]
+    assert aborted_rank(exits) == 0
+    found = CollectiveMismatch((1,), "skipped the barrier")
+    verdict = explain_failure(exits, FailureContext(3, "node7"), found)
+    assert verdict.messages[0].startswith(
+        "rank 1 of 3 on node7, the cause: it skipped the barrier, according to torch's"
+    )
+    assert "gloo aborted rank 0, which received its data in another collective" in verdict.messages[0]
+    assert (verdict.rank, verdict.victims, verdict.exit_code) == (1, (0, 2), 3)
+    heading = explain_failure(exits, FailureContext(3)).messages[0].splitlines()[0]
+    assert heading.startswith("rank 0 of 3 failed, the cause: killed by SIGABRT (if gloo wrote `op.preamble.length")
+    assert aborted_rank([RankExit(0, -6), RankExit(1, 1, raised("ValueError: planted"))]) is None
 
 
 def test_a_rank_that_left_early_is_named() -> None:
@@ -183,6 +200,12 @@ def test_the_place_of_a_failure(step: int, phase: Phase, place: str) -> None:
     assert text.startswith(f"rank 0 of 1 failed{place}, the cause: ")
 
 
+def test_what_a_script_does_inside_a_step_belongs_to_it() -> None:
+    last = Heartbeat(7, 7, 4, Phase.EVALUATING, 0.0, None, False, False, {}, [], is_in_step=True)
+    text = explained([RankExit(0, 7, heartbeat=last)], 1)
+    assert text.startswith("rank 0 of 1 failed in step 5 (evaluating), the cause: ")
+
+
 def test_a_deliberate_error_without_a_message_is_named() -> None:
     assert explained([RankExit(0, 1, raised("UserError: ", deliberate=True))], 1) == "UserError"
 
@@ -197,9 +220,9 @@ def test_a_deliberate_error_of_many_lines_is_printed_line_by_line() -> None:
 
 
 def test_a_rank_that_was_asked_to_stop_is_not_a_failure() -> None:
-    verdict = explain_failure([RankExit(0, 1, LOST), RankExit(1, 75)], FailureContext(2))
-    assert (verdict.exit_code, verdict.is_final) == (75, True)
-    assert verdict.messages == ["rank 1 was asked to stop before its first step"]
+    verdict = explain_failure([RankExit(0, 1, LOST), RankExit(1, 143)], FailureContext(2))
+    assert (verdict.exit_code, verdict.is_final) == (143, True)
+    assert verdict.messages == ["rank 1 was asked to stop (SIGTERM), and saved nothing"]
 
 
 def test_a_cause_can_be_passed_to_the_next_attempt() -> None:

@@ -1,7 +1,7 @@
 """Hang reports, from observations like those of real hangs."""
 
 from lockstep.supervision.failure_report import FailureContext
-from lockstep.supervision.hang_report import HangReport, explain_hang
+from lockstep.supervision.hang_report import HangReport, Outlook, explain_hang
 from lockstep.supervision.heartbeat import DataWorker, Phase
 from lockstep.supervision.linux_processes import ProcessState
 from lockstep.supervision.rank_probe import ChildProcess, RankObservation
@@ -11,7 +11,7 @@ from tests.unit.supervision.observations import calls, recorded, seen
 
 
 def explained(ranks: list[RankObservation], hung: list[RankObservation], context: FailureContext) -> HangReport:
-    analyzed = [analyze_wait(each, each, 42.0, world_size=context.world_size) for each in ranks]
+    analyzed = [analyze_wait(each, each, 42.0, 42.0, world_size=context.world_size) for each in ranks]
     return explain_hang(analyzed, [each.rank for each in hung], context)
 
 
@@ -25,12 +25,28 @@ def test_the_hung_rank_comes_first_then_the_ranks_that_wait_for_it() -> None:
     others = [seen(0, *calls("all_reduce", 9)), seen(2, *calls("all_reduce", 9)), seen(3, phase=Phase.EXCHANGING)]
     hang = explained([*others, hung], [hung], FailureContext(4, "host"))
     assert message(hang).startswith(
-        "rank 1 of 4 on host has been stuck in step 6 (forward and backward pass) for 42 s: it is at "
+        "rank 1 of 4 on host has been stuck in step 6 (forward and backward pass) for 42 s: it waits or sleeps at "
     )
     assert "Ranks 0, 2 wait for it in all_reduce at train.py:9; rank 3 waits for it in the gradient exch" in message(
         hang
     )
     assert (hang.verdict.exit_code, hang.verdict.rank, hang.verdict.victims) == (5, 1, (0, 2, 3))
+
+
+def test_a_rank_that_may_be_healthy_is_not_called_stuck() -> None:
+    hung = seen(0, StackFrame("train.py", 7, "fetch"))
+    analyzed = [analyze_wait(hung, hung, 42.0, 42.0, world_size=1)]
+    words = {
+        Outlook(is_certain=False): "--hang-limit sets when this is reported",
+        Outlook(
+            is_certain=False, stop_limit_s=1800.0
+        ): "The job ends only after 1800 s without a sign of life (--hang-s",
+        Outlook(is_certain=False, is_over=True, stop_limit_s=40.0): "The job ends, after more than 40 s without a sign",
+    }
+    for outlook, expected in words.items():
+        text = message(explain_hang(analyzed, {0}, FailureContext(1), outlook))
+        assert text.startswith("rank 0 of 1 has made no progress in step 6 (forward and backward pass) for 42 s: it ")
+        assert expected in text
 
 
 def test_the_data_worker_that_has_read_for_the_longest_is_named() -> None:

@@ -52,6 +52,22 @@ def test_a_new_page_has_no_hole(tmp_path: Path) -> None:
         assert os.lseek(file.fileno(), 0, os.SEEK_HOLE) == 4096
 
 
+def test_a_step_lasts_from_its_data_until_it_is_counted(writer: HeartbeatWriter, page: HeartbeatPage) -> None:
+    seen = []
+    for phase in (Phase.RESUMING, Phase.DATA, Phase.COMPUTING, Phase.UPDATING):
+        writer.enter(phase)
+        seen.append(page.read().is_in_step)  # type: ignore[union-attr]
+    with writer.during(Phase.EVALUATING):
+        seen.append(page.read().is_in_step)  # type: ignore[union-attr]
+    writer.complete_step(5)
+    with writer.during(Phase.SAVING):
+        seen.append(page.read().is_in_step)  # type: ignore[union-attr]
+    writer.enter(Phase.DATA)
+    writer.enter(Phase.SCRIPT)  # there was no batch left
+    seen.append(page.read().is_in_step)  # type: ignore[union-attr]
+    assert seen == [False, True, True, True, True, False, False]
+
+
 def test_the_step_and_the_phase_and_its_start_are_read(writer: HeartbeatWriter, page: HeartbeatPage) -> None:
     before = time.monotonic()
     writer.complete_step(41)

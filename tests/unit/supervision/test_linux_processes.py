@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.supervision.linux_processes import OutOfMemoryKills, blocked_in, children_of, process_state
+from lockstep.supervision.linux_processes import (
+    OutOfMemoryKills,
+    blocked_in,
+    children_of,
+    is_only_writer_of_its_pipe,
+    process_state,
+)
 from lockstep.supervision.stack_dumps import _has_handler
 from tests.commands import wait_for
 from tests.unit.supervision.scripts import running
@@ -48,6 +54,29 @@ def test_a_blocked_file_is_named(tmp_path: Path, script: str, words: str) -> Non
     with running(script.replace("PIPE", str(tmp_path / "pipe"))) as process:
         wait_for(lambda: (state := process_state(process.pid)) is not None and state.state == "S", 10, "it sleeps")
         wait_for(lambda: blocked_in(process.pid) == words.replace("PIPE", str(tmp_path / "pipe")), 10, words)
+
+
+@pytest.mark.parametrize(
+    ("before", "is_only_writer"),
+    [
+        ("", True),
+        ("if os.fork() == 0: time.sleep(60)", False),  # the child has it open for writing
+        ("if os.fork() == 0: os.close(w); time.sleep(60)", True),
+        ("os.mkfifo(PATH); r = os.open(PATH, os.O_RDWR)", False),  # anybody may open it by its name
+    ],
+)
+def test_a_pipe_that_no_other_process_can_write_to(tmp_path: Path, before: str, is_only_writer: bool) -> None:
+    opened = before.replace("PATH", repr(str(tmp_path / "pipe")))
+    script = f"import os, time\nr, w = os.pipe()\n{opened}\nprint('ready', flush=True)\nos.read(r, 1)"
+    with running(script) as process:
+        wait_for(lambda: blocked_in(process.pid).startswith("read of"), 10, "it reads")
+        wait_for(lambda: is_only_writer_of_its_pipe(process.pid) == is_only_writer, 10, "known")
+
+
+def test_a_process_that_reads_no_pipe() -> None:
+    with running("print('ready', flush=True); import time; time.sleep(60)") as process:
+        assert not is_only_writer_of_its_pipe(process.pid)
+    assert not is_only_writer_of_its_pipe(process.pid)
 
 
 def test_children_are_found_including_dead_ones() -> None:

@@ -2,10 +2,20 @@
 
 import os
 import signal
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
+import pytest
+
 from lockstep.supervision.linux_processes import process_state
-from lockstep.supervision.stack_dumps import StackFrame, frames_of, parse_stacks, request_stacks, user_frame
+from lockstep.supervision.stack_dumps import (
+    StackFrame,
+    _torch_folder,
+    frames_of,
+    parse_stacks,
+    request_stacks,
+    user_frame,
+)
 from tests.commands import wait_for
 from tests.unit.supervision.scripts import running
 
@@ -59,6 +69,22 @@ def test_the_user_frame_is_not_in_a_library() -> None:
     ]
     assert user_frame([*frames, StackFrame("main.py", 1, "main")]) == users
     assert user_frame(frames[:3]) is None
+
+
+def test_torch_is_a_library_wherever_it_is_imported_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also from a source tree, or from the site-packages of another Python."""
+    users = StackFrame(f"{tmp_path}/train.py", 3, "step")
+    for folder in (f"{tmp_path}/src/torch", "/usr/lib/python3/dist-packages/torch", "/opt/x/lib/site-packages/torch"):
+        _torch_folder.cache_clear()
+        monkeypatch.setattr(
+            "importlib.util.find_spec",
+            lambda name, origin=f"{folder}/__init__.py": ModuleSpec(name, None, origin=origin),
+        )
+        inside = StackFrame(f"{folder}/distributed/distributed_c10d.py", 1, "barrier")
+        assert user_frame([inside, users]) == users
+        assert inside.is_in("torch/distributed/")
+        assert not StackFrame(f"{tmp_path}/torch/distributed/train.py", 1, "f").is_in("torch/distributed/")
+    _torch_folder.cache_clear()
 
 
 def test_a_process_that_holds_its_interpreter_lock_shows_its_line(tmp_path: Path) -> None:

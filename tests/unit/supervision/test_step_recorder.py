@@ -1,7 +1,7 @@
 """What the step recorder writes about each update of a plain PyTorch loop, and when it ends the script."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from torch.utils.data import DistributedSampler
 
 from lockstep.supervision import step_recorder
 from lockstep.supervision.io_recorder import OutputRecord
@@ -66,19 +67,66 @@ def test_an_update_is_recorded(files: OutputRecord, by_name: bool) -> None:
     update(model, optimizer, first.flip(0), by_name=by_name)
     one, two = recorded(files)
     assert [one["step"], two["step"]] == [1, 2]
-    rows = one["phases"]["rows"]["rows"]
+    rows = [row[0] for row in one["phases"]["rows"]["rows"]]
     assert len(set(rows)) == 6, "the rows of both batches, but neither of the logits nor of the evaluation"
-    assert two["phases"]["rows"]["rows"] == rows[3::-1]
+    assert [row[0] for row in two["phases"]["rows"]["rows"]] == rows[3::-1]
     assert set(one["phases"]["gradient"]) == {f"{layer}.{kind}" for layer in "013" for kind in ("weight", "bias")}
     assert one["phases"]["rates"] == {"learning rate 0": "0.1"}
     assert one["phases"]["start"].keys() == one["phases"]["weights"].keys()
     assert one["phases"]["start"]["3.weight"] != one["phases"]["weights"]["3.weight"]
-    assert "start" not in two["phases"]
+    assert two["phases"]["start"] == one["phases"]["weights"]
+    assert "start/3.weight" in load_file(files.values(1))
+    assert "start/3.weight" not in load_file(files.values(2)), "they are those after the first update"
     assert set(one["phases"]["buffers"]) == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
     assert one["layers"] == ["BatchNorm1d", "Dropout"]
     kept = load_file(files.values(2))
     torch.testing.assert_close(kept["weights/3.bias"], model.module[3].bias.detach(), rtol=0, atol=0)
     torch.testing.assert_close(kept["gradient/3.bias"], model.module[3].bias.grad, rtol=0, atol=0)
+
+
+def test_layers_that_draw_or_mix_nothing_are_not_named(files: OutputRecord) -> None:
+    class Attention(nn.Module):
+        def __init__(self, dropout: float) -> None:
+            super().__init__()
+            self.dropout = dropout
+
+    frozen = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.5)).eval()
+    none = [nn.Dropout(p=0), nn.Dropout(0.0), nn.SyncBatchNorm(4), nn.GRU(4, 4, dropout=0), frozen, Attention(0.0)]
+    assert not [layer for layer in none for part in layer.modules() if step_recorder._mixes_or_draws(part)]
+    some = [nn.Dropout(0.1), nn.BatchNorm1d(4), nn.GRU(4, 4, num_layers=2, dropout=0.1), Attention(0.1), nn.Dropout2d()]
+    assert all(step_recorder._mixes_or_draws(layer) for layer in some)
+
+
+def test_weights_that_are_changed_between_updates_are_recorded_again(files: OutputRecord) -> None:
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step_recorder.record_steps(files, num_steps=9, num_ranks=1)
+    update(model, optimizer, torch.randn(4, 4))
+    model.bias.data += 1.0
+    update(model, optimizer, torch.randn(4, 4))
+    one, two = recorded(files)
+    assert one["phases"]["weights"]["weight"] == two["phases"]["start"]["weight"]
+    assert one["phases"]["weights"]["bias"] != two["phases"]["start"]["bias"]
+    assert {name for name in load_file(files.values(2)) if name.startswith("start/")} == {"start/bias"}
+
+
+def test_a_sampler_that_begins_an_epoch_twice_is_noticed(files: OutputRecord) -> None:
+    begin = DistributedSampler.__iter__
+    step_recorder.record_steps(files, num_steps=9, num_ranks=1)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    right, ordered, wrong = (
+        DistributedSampler(range(4), num_replicas=2, rank=0, shuffle=shuffle) for shuffle in (True, False, True)
+    )
+    for epoch in range(2):
+        right.set_epoch(epoch)
+        assert len(list(right)) == len(list(ordered)) == 2
+    optimizer.step()
+    for _ in range(2):
+        list(wrong)
+    optimizer.step()
+    assert [line["repeats_epoch"] for line in recorded(files)] == [False, True]
+    step_recorder.replace_recorder_by_run(None)
+    assert DistributedSampler.__iter__ is begin
 
 
 def test_several_models_and_parameters_without_a_model(files: OutputRecord) -> None:
@@ -119,6 +167,29 @@ def test_it_ends_the_script_once_all_ranks_have_arrived(files: OutputRecord) -> 
         torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1).step()
     assert end.value.code == 0
     assert files.end.exists()
+
+
+def test_a_script_that_ends_by_itself_lets_the_other_ranks_end(
+    files: OutputRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_exit: list[Callable[[], None]] = []
+    monkeypatch.setattr("atexit.register", at_exit.append)
+    step_recorder.record_steps(files, num_steps=9, num_ranks=2)
+    assert not files.end.exists()
+    at_exit[0]()
+    assert files.end.exists()
+
+
+@pytest.mark.parametrize("how", ["", "parameters", "autocast"])
+def test_low_precision_is_noticed(files: OutputRecord, how: str) -> None:
+    dtype = torch.bfloat16 if how == "parameters" else torch.float32
+    model = nn.Linear(4, 3, dtype=dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step_recorder.record_steps(files, num_steps=9, num_ranks=1)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=how == "autocast"):
+        model(torch.ones(2, 4, dtype=dtype)).sum().backward()
+    optimizer.step()
+    assert recorded(files)[0]["has_low_precision"] == bool(how)
 
 
 def test_a_lockstep_loop_is_not_recorded(files: OutputRecord) -> None:

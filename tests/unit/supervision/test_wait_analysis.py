@@ -1,15 +1,18 @@
 """Which ranks wait for other ranks, judged by their stacks and phases."""
 
+import os
+import threading
 import time
 from pathlib import Path
 
 import lockstep
+from lockstep.checkpoint import async_saver
 from lockstep.launcher import tcp_store
-from lockstep.supervision import wait_analysis
+from lockstep.supervision import certain_hangs, wait_analysis
 from lockstep.supervision.flight_recorder import Collective
 from lockstep.supervision.heartbeat import Phase
 from lockstep.supervision.stack_dumps import StackFrame
-from lockstep.supervision.wait_analysis import analyze_wait, find_peer_wait
+from lockstep.supervision.wait_analysis import PeerWait, analyze_wait, find_peer_wait
 from tests.unit.supervision.observations import C10D, TORCH, seen
 
 
@@ -46,11 +49,25 @@ def test_a_host_that_waits_for_a_late_gpu_waits_for_others() -> None:
 
 def test_a_single_rank_does_not_wait_for_others() -> None:
     alone = seen(0, phase=Phase.EXCHANGING)
-    assert analyze_wait(alone, alone, 1.0, world_size=1).peer_wait is None
-    assert analyze_wait(alone, alone, 1.0, world_size=2).peer_wait is not None
+    assert analyze_wait(alone, alone, 1.0, 1.0, world_size=1).peer_wait is None
+    assert analyze_wait(alone, alone, 1.0, 1.0, world_size=2).peer_wait is not None
+
+
+def test_a_rank_that_waits_for_a_save_waits_for_others_only_while_the_save_does() -> None:
+    """A save that writes to a slow disk is the rank's own work."""
+    main = [StackFrame(threading.__file__, 1, "wait"), StackFrame(async_saver.__file__, 1, "wait")]
+    frames = (*main, StackFrame("train.py", 3, "main"))
+    for innermost, is_waiting in {C10D: True, os.__file__: False, async_saver.__file__: False}.items():
+        save = f'  File "{innermost}", line 1 in f\n  File "{async_saver.__file__}", line 2 in work\n'
+        observed = seen(0, *frames, stacks=f"Thread 0x2 (most recent call first):\n{save}")
+        expected = PeerWait("the save of all ranks", frames[-1]) if is_waiting else None
+        assert find_peer_wait(observed) == expected
 
 
 def test_the_files_of_lockstep_that_wait_for_other_ranks_exist() -> None:
     """They are recognized by their paths, which a rename must not break."""
     package = Path(lockstep.__file__).parent
     assert [path for path in wait_analysis._OWN_COLLECTIVES if not (package / path).is_file()] == []
+    assert async_saver.__file__.endswith(wait_analysis._SAVER)
+    threads = [path for path in certain_hangs._HARMLESS_THREADS if path.startswith("/lockstep/")]
+    assert [path for path in threads if not (package.parent / path[1:]).is_file()] == []

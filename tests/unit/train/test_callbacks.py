@@ -93,7 +93,7 @@ def test_the_best_is_saved_when_it_is_reached(tmp_path: Path) -> None:
 
 def test_an_unknown_metric_is_named_with_the_known_ones() -> None:
     with pytest.raises(UserError, match="no metric is called 'accuracy'; known: score"):
-        train([1.0], [SaveBest("accuracy", "max")])
+        train([1.0], [EarlyStopping("accuracy", "max", patience=1)])
 
 
 @pytest.mark.parametrize(("mode", "patience"), [("up", 1), ("max", 0)])

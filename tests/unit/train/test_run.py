@@ -110,7 +110,7 @@ def test_zero_steps_yield_nothing() -> None:
     assert list(run.steps(run.loader(DATA, 16), epochs=0)) == []
 
 
-def test_a_step_without_an_update_consumes_its_batch_and_does_not_count() -> None:
+def test_a_step_that_is_skipped_consumes_its_batch_and_does_not_count() -> None:
     run = Run(None, World())
     model = run.prepare(nn.Linear(4, 3))
     optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
@@ -120,6 +120,8 @@ def test_a_step_without_an_update_consumes_its_batch_and_does_not_count() -> Non
         if step.batch.number != 1:
             step.accumulate(loss, model)
             step.update(optimizer)
+        else:
+            step.skip()
     assert numbers == [(0, 1), (1, 2), (2, 2), (3, 3)]
     assert (run.batches, run.step) == (4, 3)
 
@@ -169,9 +171,27 @@ def test_a_custom_sampler_is_used_unchanged() -> None:
     assert not run.loader(own).exact
     assert run.loader(DataLoader(DATA, batch_size=8)).exact
     model = run.prepare(nn.Linear(4, 3))
-    seen = [step.batch.lanes[0].data[1].tolist() for step in run.steps(run.loader(own), epochs=1, finish=False)]
+    seen = []
+    for step in run.steps(run.loader(own), epochs=1, finish=False):
+        seen.append(step.batch.lanes[0].data[1].tolist())
+        step.skip()
     assert seen == [list(part) for part in DATA.tensors[1].view(8, 8).tolist()]
     assert model.training
+
+
+def test_a_dataloader_needs_no_loader() -> None:
+    def weights_of(wrap: bool) -> list[float]:
+        run = Run(None, World())
+        model = run.prepare(nn.Linear(4, 3))
+        optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
+        own = DataLoader(DATA, batch_size=16, shuffle=True)
+        for step in run.steps(run.loader(own) if wrap else own, epochs=2):
+            step.accumulate(loss, model)
+            step.update(optimizer)
+        weights: list[float] = model.weight.flatten().tolist()
+        return weights
+
+    assert weights_of(wrap=False) == weights_of(wrap=True)
 
 
 @pytest.mark.parametrize(
@@ -260,7 +280,8 @@ def test_arguments_are_checked() -> None:
     with pytest.raises(UserError, match="lazy modules"):
         run.prepare(nn.LazyLinear(3))
     with pytest.raises(UserError, match="LBFGS"):
-        run.optimizer(nn.Linear(2, 2), lambda params: torch.optim.LBFGS(params))
+        other = Run(None, World())
+        other.optimizer(other.prepare(nn.Linear(2, 2)), lambda params: torch.optim.LBFGS(params))
     with pytest.raises(UserError, match="needs global_batch="):
         run.loader(DATA)
     with pytest.raises(UserError, match=r"^uneven=.join. is only for a DataLoader with its own sampler: .*tail="):
@@ -299,9 +320,10 @@ def test_an_incident_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
         caplog.clear()
         run = Run(None, World(), sinks=sinks, on_nonfinite="skip")
         model = run.prepare(nn.Linear(4, 3))
+        optimizer = run.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
         step = next(iter(run.steps(run.loader(DATA, 16), steps=1, finish=False)))
         step.accumulate(lambda model, batch: (loss(model, batch)[0] * torch.nan, 1), model)
-        step.update()
+        step.update(optimizer)
         assert len(caplog.messages) == (not sinks)
         assert all(len(sink.of("incident")) == 1 for sink in sinks)
         run.close(abandon=True)
@@ -311,10 +333,9 @@ def test_a_fast_step_without_a_loss_is_an_error() -> None:
     run = Run(None, World(), determinism="fast")
     run.prepare(nn.Linear(4, 3))
     step = next(iter(run.steps(run.loader(DATA, 16), steps=1, finish=False)))
-    for _ in step.lanes:
-        pass
     with pytest.raises(UserError, match="no lane had a loss"):
-        step.update()
+        for _ in step.lanes:
+            pass
     run.close(abandon=True)
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import lockstep
-from lockstep.errors import UserError
+from lockstep.errors import Stopped, UserError
 from lockstep.events.jsonl import read_jsonl
 from lockstep.train import model_registry
 from lockstep.train.optim.lr_schedule import Schedule
@@ -92,6 +92,33 @@ def test_training_continues_where_it_left_off() -> None:
     trainer.train(loader(), epochs=1)
     trainer.train(loader(), epochs=1)
     assert trainer.step == 6
+
+
+def test_a_run_with_a_folder_is_finished_by_the_trainer(tmp_path: Path) -> None:
+    first = Run(tmp_path / "a", World(), sinks=[])
+    make(run=first).train(loader(), epochs=2)
+    (end,) = [event for event in read_jsonl(tmp_path / "a/events.jsonl") if event["kind"] == "end"]
+    assert end["digest"] == first.digest()
+    again = Run(tmp_path / "a", World(), sinks=[])
+    trained = make(run=again)
+    trained.train(loader(), epochs=2)
+    assert (again.step, again.digest()) == (6, end["digest"]), "the same command has nothing left to do"
+
+
+def test_two_calls_resume_in_the_second_one(tmp_path: Path) -> None:
+    def train(folder: Path, stop_after: int | None = None) -> str:
+        run = Run(folder, World(), sinks=[])
+        run.stop_after = stop_after
+        trainer = make(run=run)
+        try:
+            trainer.train(loader(), epochs=1)
+            trainer.train(loader(), epochs=1)
+        except Stopped:
+            run.close()
+        return run.digest()
+
+    train(tmp_path / "stopped", stop_after=5)
+    assert train(tmp_path / "stopped") == train(tmp_path / "whole")
 
 
 def test_an_empty_loader_is_an_error() -> None:
@@ -196,7 +223,7 @@ def test_an_invalid_duration_is_refused() -> None:
 def test_an_average_that_nothing_would_update_is_refused() -> None:
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(UserError, match=r"make it with run\.ema\(model\)"):
+    with pytest.raises(UserError, match=r"ema= takes what run\.ema\(model, decay\) returns"):
         Trainer(model, optimizer, squared, ema=lockstep.ExponentialMovingAverage(model))
     run = Run(None, World())
     with pytest.raises(UserError, match=r"call run\.prepare\(model\) before run\.ema"):

@@ -60,14 +60,16 @@ def test_without_a_folder_there_are_two_trials(verified: Verify) -> None:
 
 def test_of_several_runs_the_one_that_differs_is_named(verified: Verify) -> None:
     verdict, _ = verified(lambda trial: {"first": list("ab"), "second": list("abcd" if trial == "one" else "abXd")})
-    assert verdict.exit_code == 3
+    assert verdict.exit_code == 6
     assert verdict.lines()[0] == "different: 2 processes: second, first at step 3, in its state: w"
 
 
 def test_a_run_that_makes_fewer_steps_on_several_processes(verified: Verify) -> None:
     verdict, reported = verified(lambda trial: {"run-1": list("abcd" if "one" in trial else "ab")})
-    assert verdict.exit_code == 3
+    assert verdict.exit_code == 6
     assert "after the last step: 4 steps and 2" in verdict.lines()[0]
+    assert "when the loop ends depends on the processes" in verdict.lines()[1]
+    assert str(verdict.checks[1]) == "[!] 2 processes train: 2 steps, but 4 on one process"
     assert reported[-1].split("  ")[0] == "one process, once more"
 
 

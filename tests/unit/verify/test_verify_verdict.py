@@ -59,7 +59,7 @@ def test_all_agree() -> None:
 )
 def test_the_first_difference_is_reported_with_the_cause_of_its_phase(phase: str, cause: str) -> None:
     found = verdict(many=TraceDifference(1, phase, "it", 3), many_then_one=TraceDifference(2, "state", "other", 1))
-    assert found.exit_code == 3
+    assert found.exit_code == 6
     line, why = found.lines()
     assert line == f"different: 2 processes: first at step 1, in its {phase}: it and 2 more"
     assert cause in why
@@ -103,7 +103,7 @@ def test_the_checklist_comes_last_and_a_broken_promise_is_a_failure() -> None:
     assert found.exit_code == 0, "printing on the wrong rank changes no bits"
     assert [check["holds"] for check in found.as_json()["checklist"]] == [True, False, None]
     broken = ChecklistItem("it loads", False, "it does not", is_promise=True)
-    assert VerifyVerdict(found.findings, (broken,)).exit_code == 3
+    assert VerifyVerdict(found.findings, (broken,)).exit_code == 6
 
 
 @pytest.mark.parametrize("name", ["many_then_one", "one_then_many"])
@@ -114,7 +114,12 @@ def test_only_after_the_resume(name: str) -> None:
 
 def test_a_run_that_failed_is_reported_with_its_own_exit_code() -> None:
     found = VerifyVerdict((VerifyFinding(ONE, "abc"), VerifyFinding(MANY, failure=TrialFailure(4, "it was drift"))))
-    assert (found.exit_code, found.lines()) == (4, [])
+    assert found.exit_code == 4
+    assert found.lines() == [
+        "failed: 2 processes ended with exit code 4 before the end of its first step, so there is no result to "
+        "compare; the run's own output is on standard error"
+    ]
+    assert found.result == "failed"
     assert found.failure == (4, "it was drift")
     assert found.findings[1].summary == "failed with exit code 4"
     assert found.as_json()["equal"] is False
@@ -125,7 +130,28 @@ def test_a_run_that_failed_is_reported_with_its_own_exit_code() -> None:
         )
     )
     assert differing.exit_code == 3
-    assert differing.lines()[0] == "different: 2 processes: first at step 1, in its state: w"
+    assert differing.lines()[1] == "different: 2 processes: first at step 1, in its state: w"
+
+
+def test_rounding_is_no_failure_and_no_acquittal_of_one() -> None:
+    rounded = VerifyFinding(
+        MANY, "b", TraceDifference(1, "gradient", "w", 2), is_rounding=True, steps=4, size="by up to 1e-9", cause="Why."
+    )
+    found = VerifyVerdict((VerifyFinding(ONE, "a", steps=4), rounded))
+    assert (found.result, found.exit_code) == ("rounding", 0)
+    assert rounded.summary == "the same except for rounding, first at step 1, gradient: w (and 1 more)"
+    assert found.lines() == [
+        "rounding: 2 processes: first at step 1, in its gradient: w and 1 more, by up to 1e-9",
+        "Why.",
+    ]
+    assert found.as_json()["equal"] is False
+    failed = VerifyVerdict((VerifyFinding(ONE, "a", steps=4), rounded._replace(failure=TrialFailure(5, "a hang"))))
+    assert (failed.result, failed.exit_code) == ("failed", 5)
+    (line,) = failed.lines()
+    assert line.startswith(
+        "failed: 2 processes ended with exit code 5 after step 4, so there is no result to compare; "
+    )
+    assert "until then it differs by rounding alone" in line
 
 
 def test_ends_that_differ_although_no_step_does() -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from lockstep.engine.compiled_models import named_parameters
 from lockstep.engine.torch_internals import interpolate_all_
 from lockstep.errors import UserError
 from lockstep.world.dtensor import local_tensor
@@ -32,7 +33,7 @@ class ExponentialMovingAverage:
         self.warmup = warmup
         self.num_updates = 0
         # Integer parameters are frozen, and have no average.
-        parameters = model.named_parameters(remove_duplicate=False)  # tied ones have several names
+        parameters = named_parameters(model, remove_duplicate=False)  # tied ones have several names
         self._by_name = {name: p for name, p in parameters if p.is_floating_point() or p.is_complex()}
         self._parameters = list(dict.fromkeys(self._by_name.values()))
         self._averages = [_copied(parameter) for parameter in self._parameters]

@@ -6,12 +6,19 @@ from fnmatch import fnmatchcase
 from math import sqrt
 from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
 
-import torch
 from torch import nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from lockstep.config.optimizer_settings import OWN_SETTINGS
+from lockstep.engine.compiled_models import named_parameters
 from lockstep.errors import UserError
+from lockstep.train.optim.optimizer_classes import (
+    find_optimizer,
+    optimizer_arguments,
+    optimizer_problems,
+    takes_argument,
+)
 
 if TYPE_CHECKING:  # scripts need no pydantic
     from lockstep.config.train_schema import OptimConfig
@@ -65,7 +72,7 @@ def parameter_groups(model: nn.Module, rules: Sequence[GroupRule], *, lr: float)
     for place, rule in enumerate(rules, 1):
         _check(rule, f"parameter groups: rule {place}")
     names: dict[Parameter, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
+    for name, parameter in named_parameters(model, remove_duplicate=False):
         if parameter.requires_grad:
             names.setdefault(parameter, []).append(name)
     if not names:
@@ -89,20 +96,18 @@ def build_optimizer(model: nn.Module, optim: "OptimConfig", global_batch: int) -
         GroupRule(match=group.match, lr_factor=group.lr_factor, weight_decay=group.weight_decay)
         for group in optim.groups
     ]
-    return _BUILDERS[optim.name](parameter_groups(model, rules, lr=lr), optim)
-
-
-def _adam(kind: type[torch.optim.Adam], groups: Groups, optim: "OptimConfig") -> Optimizer:
-    return kind(groups, betas=optim.betas, eps=optim.eps, weight_decay=optim.weight_decay)
-
-
-_BUILDERS: dict[str, Callable[[Groups, "OptimConfig"], Optimizer]] = {
-    "sgd": lambda groups, optim: torch.optim.SGD(
-        groups, momentum=optim.momentum, nesterov=optim.nesterov, weight_decay=optim.weight_decay
-    ),
-    "adam": lambda groups, optim: _adam(torch.optim.Adam, groups, optim),
-    "adamw": lambda groups, optim: _adam(torch.optim.AdamW, groups, optim),
-}
+    for key, problem in optimizer_problems(optim):
+        raise UserError(f"optim.{key}: {problem}")
+    kind = find_optimizer(optim.name)
+    arguments = {name: getattr(optim, name) for name in OWN_SETTINGS.get(optim.name, ())} | optimizer_arguments(optim)
+    if takes_argument(kind, "weight_decay"):
+        arguments["weight_decay"] = optim.weight_decay
+    groups = parameter_groups(model, rules, lr=lr)
+    make: Callable[..., Optimizer] = kind
+    try:
+        return make(groups, lr=lr, **arguments)
+    except (TypeError, ValueError) as error:  # of a value, which only the optimizer itself can check
+        raise UserError(f"optim: {kind.__name__}: {' '.join(str(error).split())}") from error
 
 
 def _matches(rule: GroupRule, names: Sequence[str]) -> bool:
@@ -130,7 +135,7 @@ def _check(rule: Mapping[str, Any], place: str) -> None:
 
 
 def _why_empty(rule: GroupRule, model: nn.Module) -> str:
-    trainable = {name: p.requires_grad for name, p in model.named_parameters(remove_duplicate=False)}
+    trainable = {name: p.requires_grad for name, p in named_parameters(model, remove_duplicate=False)}
     matched = [name for name in trainable if _matches(rule, [name])]
     subject = f"parameter groups: {rule['match']!r}"
     taken = next((name for name in matched if trainable[name]), None)

@@ -52,6 +52,7 @@ class Updater:
         self._averages = averages
         self._before_update = before_update
         self._skipped_in_a_row = 0
+        self.is_stepping = False  # the optimizers, now
 
     def apply(
         self,
@@ -70,10 +71,14 @@ class Updater:
         self._before_update()
         if norm is not None and reduced is not None and self._clip_norm is not None:
             scale_to_norm(reduced.gradients, norm, self._clip_norm)
-        for optimizer in optimizers:
-            if optimizer in self._rates:
-                set_rates(optimizer, self._rates[optimizer](number - 1))
-            self._strategy.step(optimizer)
+        self.is_stepping = True
+        try:
+            for optimizer in optimizers:
+                if optimizer in self._rates:
+                    set_rates(optimizer, self._rates[optimizer](number - 1))
+                self._strategy.step(optimizer)
+        finally:
+            self.is_stepping = False
         engine.after_update(parameters)
         if self._averages:
             moved = {p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}

@@ -22,13 +22,14 @@ from lockstep.checkpoint.async_saver import SaveContent, SaveOutcome, Saver
 from lockstep.checkpoint.checkpoint_contents import LOADER_PART, parts_changed_only_by_updates
 from lockstep.checkpoint.ledger import append_to_ledger, ledger_line
 from lockstep.checkpoint.manifest import CheckpointError, Manifest
+from lockstep.config.folder_remedies import IN_SCRIPT
 from lockstep.data.lanes import GlobalBatch
 from lockstep.data.loader_factory import Loader
 from lockstep.errors import Stopped, UserError
 from lockstep.events.event_log import json_safe
 from lockstep.events.run_folder import RunFolder, RunSettings
 from lockstep.train.resume.checkpoint_policy import CheckpointPolicy
-from lockstep.train.resume.drift import DriftError, differences
+from lockstep.train.resume.drift import DriftError, compiling_changed, differences
 from lockstep.train.resume.memory_snapshots import MemorySnapshots
 from lockstep.train.resume.progress import BatchCursor, ConsumedSamples, Progress
 from lockstep.train.run_log import RunLog
@@ -83,6 +84,7 @@ class Checkpointer:
         self._world = world
         self._state = state
         self._resume = resume
+        self._remedies = IN_SCRIPT
         self._storage: _Storage | None = None
         self._found: FoundCheckpoint | None = None  # until it is restored
         self._policy = CheckpointPolicy()
@@ -98,6 +100,7 @@ class Checkpointer:
         """Claim the run folder and read an earlier attempt's checkpoint, if neither has been done yet."""
         if self._log.is_open:
             return
+        self._remedies = settings.remedies
         self._log.open(settings, fingerprint)
         if self._log.folder is None:
             return
@@ -214,15 +217,36 @@ class Checkpointer:
 
     # -- ending
 
-    def stop(self) -> NoReturn:
-        """Save the run as it is now, and end this attempt."""
+    def stop(self, limit: int | None = None) -> NoReturn:
+        """Save the run as it is now, and end this attempt: on request, or at the limit of `stop_after`."""
         self._ensure_saved("where the run was to stop", {})
-        raise Stopped(f"stopped after step {self.progress.step}, as requested: run the same command again to continue")
+        if self._storage is None:
+            remedy = "nothing was saved, because the run has no folder"
+        elif limit is None:
+            remedy = "run the same command again to continue"
+        else:
+            remedy = f"run the same command without --stop-after {limit} (in a script, run.stop_after) to continue"
+        raise Stopped(f"stopped after step {self.progress.step}, as requested: {remedy}")
 
     def finish(self, metadata: Mapping[str, Any]) -> None:
         """Save the run as finished."""
         self.progress.is_done = True
         self._ensure_saved("the run's end", metadata)
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether nothing would be lost if the run ended now."""
+        is_untouched = self._found is not None or self.progress.batches == 0
+        return self._storage is None or is_untouched or self._last_saved == self.progress
+
+    def leave(self, metadata: Mapping[str, Any]) -> None:
+        """Save the run as it is now, where the script has left it without finishing it."""
+        self._ensure_saved("where the script has left the run", metadata)
+
+    def wait_for_save(self) -> None:
+        """Let a save in progress finish; not for long, because this process fails and other ranks may not answer."""
+        if self._storage is not None:
+            self._storage.saver.join()
 
     def close(self, *, abandon: bool) -> None:
         """Release the run folder. `abandon`: do not wait for a save in progress."""
@@ -286,6 +310,9 @@ class Checkpointer:
         return FoundCheckpoint(str(found.path), facts, found.values, is_snapshot=snapshot is not None)
 
     def _check_drift(self, found: FoundCheckpoint, *, is_exact: bool) -> None:
+        notice = compiling_changed(found.facts["fingerprint"], self._fingerprint)
+        if notice is not None and self._world.is_main:
+            logger.warning("%s %s", found.path, notice)
         own = differences(found.facts["fingerprint"], self._fingerprint)
         changed = list(dict.fromkeys(line for lines in all_gather_object(own) for line in lines))
         if not changed or self._resume != "auto":
@@ -293,8 +320,8 @@ class Checkpointer:
         text = f"{found.path} was made under other conditions:\n" + "\n".join(f"  {line}" for line in changed)
         if is_exact:
             raise DriftError(
-                f"{text}\ncontinuing would change the result: restore them, or accept it with --accept-drift "
-                '(in a script: resume="accept-drift")'
+                f"{text}\ncontinuing would change the result: restore them, or accept it with "
+                f"{self._remedies.accept_drift}"
             )
         if self._world.is_main:
             logger.warning("%s", text)

@@ -17,6 +17,8 @@ from lockstep.train.train_state import TrainState
 from lockstep.world.determinism import environment_fingerprint
 from lockstep.world.world import World
 
+COMPILED = "compiled"  # the entry that says that a model was compiled
+
 
 class DriftError(LockstepError):
     """Continuing the run would change its result: something that its bits depend on differs from the checkpoint's."""
@@ -59,17 +61,32 @@ def fingerprint_of(
             "averages": [f"decay {a.decay}, warmup {a.warmup}" for a in state.averages.values()],
             "order_version": ORDER_VERSION,
             "tree_version": TREE_VERSION,
+            COMPILED: state.any_compiled,
         }
     )
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return a line for each entry that differs, as in `threads: 1 → 4`."""
+    """Return a line for each entry that differs, as in `threads: 1 → 4`; `compiling_changed` is not among them."""
     return [
         f"{name}: {before.get(name, '(absent)')} → {now.get(name, '(absent)')}"
         for name in dict.fromkeys([*before, *now])
-        if before.get(name) != now.get(name)
+        if before.get(name) != now.get(name) and name != COMPILED
     ]
+
+
+def compiling_changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """Return a sentence if one of the two was made with torch.compile and the other was not.
+
+    Compiled and other kernels compute the same up to rounding, so this is no reason to refuse a resume.
+    """
+    if COMPILED not in before or before[COMPILED] == now[COMPILED]:  # earlier versions did not record it
+        return None
+    was, goes_on = ("without", "with it") if now[COMPILED] else ("with", "without")
+    return (
+        f"was saved {was} torch.compile, and the run continues {goes_on}: compiled kernels may round "
+        "differently, so the last bits of the result may differ"
+    )
 
 
 def _plain(value: Any) -> Any:

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import Parameter
 
 from lockstep.config.argument_checks import require_flag, require_known, require_positive
+from lockstep.engine.compiled_models import named_parameters
 from lockstep.errors import UserError
 
 
@@ -130,4 +131,4 @@ def own_parameters(module: nn.Module) -> list[Parameter]:
 def _shared_outside(module: nn.Module, users: Counter[Parameter]) -> str | None:
     """Return the name of a parameter that a module outside holds, too."""
     inside = _users_of(module)
-    return next((name for name, p in module.named_parameters() if inside[p] < users[p]), None)
+    return next((name for name, p in named_parameters(module) if inside[p] < users[p]), None)

@@ -23,6 +23,7 @@ from lockstep.config.argument_checks import require_count, require_known
 from lockstep.data.evaluation_loader import EvaluationLoader
 from lockstep.data.loader_factory import Loader
 from lockstep.data.torch_loader import TorchLoader
+from lockstep.engine.compiled_models import named_parameters
 from lockstep.engine.engine import Engine
 from lockstep.engine.loss_table import ControlFlags
 from lockstep.engine.mesh_engine import FsdpUnit, MeshEngine, MeshPosition
@@ -226,7 +227,7 @@ def _group_along(ranks: Tensor, axis: int, world: World) -> Any:
 
 
 def _check_parameters(model: nn.Module) -> None:
-    for name, parameter in model.named_parameters():
+    for name, parameter in named_parameters(model):
         if is_dtensor(parameter):
             raise UserError(
                 f"{name} belongs to a model that is already prepared: prepare one module that contains both"
@@ -240,7 +241,7 @@ def _check_parameters(model: nn.Module) -> None:
 
 
 def _check_types(model: nn.Module, modules: Sequence[nn.Module]) -> None:
-    names = {parameter: name for name, parameter in model.named_parameters()}
+    names = {parameter: name for name, parameter in named_parameters(model)}
     for own in _parameters_of_units(modules):
         first: dict[torch.dtype, str] = {}
         for parameter in sorted((p for p in own if p.requires_grad), key=names.__getitem__):

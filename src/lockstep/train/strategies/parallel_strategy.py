@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from lockstep.data.evaluation_loader import EvaluationLoader
 from lockstep.data.loader_factory import Loader
 from lockstep.data.torch_loader import TorchLoader
+from lockstep.engine.compiled_models import uncompiled
 from lockstep.engine.compression import Compressor, Traffic
 from lockstep.engine.ddp_reducer import DdpReducer
 from lockstep.engine.engine import Engine
@@ -226,6 +227,11 @@ def unwrapped(model: nn.Module) -> nn.Module:
     """Return a model without the wrappers of torch's DataParallel and DistributedDataParallel."""
     while isinstance(model, nn.DataParallel | DistributedDataParallel):
         model = model.module
+    if isinstance(inside := uncompiled(model), nn.DataParallel | DistributedDataParallel):
+        raise UserError(
+            f"the compiled model contains a {type(inside).__name__}, which the run replaces: compile the bare model, "
+            "run.prepare(torch.compile(model))"
+        )
     return model
 
 

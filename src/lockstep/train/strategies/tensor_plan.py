@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from lockstep.engine.compiled_models import named_modules
 from lockstep.errors import UserError
 from lockstep.train.strategies.fsdp_units import inside_attention, own_parameters
 
@@ -78,7 +79,7 @@ class TensorPlan:
         chosen = []
         tied = _modules_with_tied_weights(model)
         uncalled = inside_attention(model)
-        for path, module in model.named_modules():
+        for path, module in named_modules(model):
             self._paths.append(path)
             pattern = next((each for each in self._plan if fnmatchcase(path, each)), None)
             if pattern is None:

@@ -150,6 +150,35 @@ def test_the_configs_defaults_are_torchs(name: Any) -> None:
     assert {**ours, "params": None} == {**theirs, "params": None}
 
 
+def test_an_optimizer_of_torch_is_made_with_its_arguments() -> None:
+    optim = OptimConfig.model_validate(
+        {"name": "rmsprop", "lr": 0.05, "weight_decay": 0.1, "arguments": {"alpha": 0.8, "centered": True}}
+    )
+    optimizer = build_optimizer(nn.Linear(2, 2), optim, 64)
+    assert type(optimizer) is torch.optim.RMSprop
+    (group,) = optimizer.param_groups
+    expected = {"lr": 0.05, "weight_decay": 0.1, "alpha": 0.8, "centered": True, "momentum": 0}
+    assert {key: group[key] for key in expected} == expected
+
+
+def test_a_known_optimizer_takes_further_arguments() -> None:
+    optim = OptimConfig.model_validate({"name": "AdamW", "betas": [0.8, 0.9], "arguments": {"amsgrad": True}})
+    (group,) = build_optimizer(nn.Linear(2, 2), optim, 64).param_groups
+    assert (group["betas"], group["amsgrad"]) == ((0.8, 0.9), True)
+
+
+def test_what_an_optimizer_says_of_a_value_is_one_line() -> None:
+    optim = OptimConfig.model_validate({"name": "Muon"})
+    with pytest.raises(UserError, match=r"^optim: Muon: Muon only supports 2D parameters"):
+        build_optimizer(nn.Linear(2, 2), optim, 64)
+
+
+def test_a_wrong_argument_of_a_config_made_in_python_is_named() -> None:
+    optim = OptimConfig.model_validate({"name": "NAdam", "arguments": {"momentum_decai": 1e-3}})
+    with pytest.raises(UserError, match=r"^optim.arguments.momentum_decai: NAdam has no argument .*momentum_decay\?$"):
+        build_optimizer(nn.Linear(2, 2), optim, 64)
+
+
 def test_scaling_and_groups_of_the_config_arrive() -> None:
     optim = OptimConfig(
         lr=0.1,

@@ -172,7 +172,7 @@ def test_clipping_where_no_parameter_was_used(lanes: int) -> None:
     step = next(iter(run.steps(run.loader(TensorDataset(torch.ones(8, 2)), 8, lanes=lanes), steps=1, finish=False)))
     step.accumulate(lambda _, batch: ((batch[0] * outside).sum(), 1), model)
     step.update(optimizer)
-    assert step.norm == 0.0
+    assert step.grad_norm == 0.0
     run.close()
 
 

@@ -1,0 +1,1 @@
+"""`lockstep settings`: list the settings of a config, with their defaults and what they do."""

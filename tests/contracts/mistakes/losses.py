@@ -1,0 +1,140 @@
+"""Mistakes in the loss function and in what a model does in its forward pass."""
+
+from tests.contracts.mistakes.mistake import Mistake, training_script
+
+
+def loss_script(returned: str, **parts: str) -> str:
+    """Return a script whose loss function returns this."""
+    function = (
+        f"def wrong(model, batch):\n    inputs, labels = batch\n    outputs = model(inputs)\n    return {returned}"
+    )
+    parts.setdefault("body", "step.accumulate(wrong, model)\nstep.update(optimizer)")
+    return training_script(before=function, **parts)
+
+
+COUNTING = """
+class Counting(nn.Linear):
+    calls = 0
+
+    def forward(self, inputs):
+        self.calls += 1
+        return super().forward(inputs) * (1 + 0.01 * self.calls)
+"""
+CARRYING = """
+class Carrying(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell, self.out, self.hidden = nn.GRUCell(8, 4), nn.Linear(4, 3), None
+
+    def forward(self, inputs):
+        self.hidden = self.cell(inputs, None if self.hidden is None else self.hidden.detach())
+        return self.out(self.hidden)
+"""
+DRAWING = """
+class Drawing(nn.Linear):
+    def __init__(self):
+        super().__init__(8, 3)
+        self.generator = torch.Generator().manual_seed(0)
+
+    def forward(self, inputs):
+        return super().forward(inputs + torch.randn(inputs.shape, generator=self.generator))
+"""
+
+MISTAKES = [
+    Mistake(
+        "a mean with a count",
+        script=loss_script("F.cross_entropy(outputs, labels), len(labels)"),
+        says=r"the loss is a mean over the batch, given with a count of 4, so it would be divided twice",
+    ),
+    Mistake(
+        "a mean with label smoothing and a count",
+        script=loss_script("F.cross_entropy(outputs, labels, label_smoothing=0.1), len(labels)"),
+        says=r"the loss is a mean over the batch, given with a count of 4",
+    ),
+    Mistake(
+        "a mean of squares as one of several terms",
+        script=loss_script(
+            "{'ce': (F.cross_entropy(outputs, labels, reduction='sum'), 4), 'l2': (outputs.square().mean(), 4)}"
+        ),
+        says=r"the loss term 'l2' is a mean over the batch, given with a count of 4",
+    ),
+    Mistake(
+        "a mean alone",
+        script=loss_script("F.cross_entropy(outputs, labels)"),
+        says=r"a loss is a sum and a count, .* not a tensor of shape \(\): return the sum",
+    ),
+    Mistake(
+        "the losses of single samples",
+        script=loss_script("F.cross_entropy(outputs, labels, reduction='none'), len(labels)"),
+        says=r"the loss's sum has the shape \(4,\): return one number, as reduction='sum' or loss\.sum\(\) gives",
+    ),
+    Mistake(
+        "a float",
+        script=loss_script("F.cross_entropy(outputs, labels, reduction='sum').item(), len(labels)"),
+        says=r"the loss's sum is a float: return the tensor that the loss function computed, without \.item\(\)",
+    ),
+    Mistake(
+        "a detached loss",
+        script=loss_script("F.cross_entropy(outputs.detach(), labels, reduction='sum'), len(labels)"),
+        says=r"the loss does not depend on any parameter that is trained",
+    ),
+    Mistake(
+        "outputs before the loss, as models return them",
+        script=loss_script("outputs, F.cross_entropy(outputs, labels, reduction='sum')"),
+        says=r"the loss's sum has the shape \(4, 3\): return one number",
+    ),
+    Mistake(
+        "three values",
+        script=loss_script("F.cross_entropy(outputs, labels, reduction='sum'), len(labels), outputs"),
+        says=r"the loss is a sum and a count, \(sum, count\), not a tuple of 3",
+    ),
+    Mistake(
+        "terms without counts",
+        script=loss_script("{'ce': F.cross_entropy(outputs, labels, reduction='sum')}"),
+        says=r"the loss term 'ce' is a sum and a count, \(sum, count\), not a tensor of shape \(\)",
+    ),
+    Mistake(
+        "a count of zero",
+        script=loss_script("F.cross_entropy(outputs, labels, reduction='sum'), 0"),
+        says=r"the loss is not zero, but its count is 0: return how many losses were summed",
+    ),
+    Mistake(
+        "a count for each sample",
+        script=loss_script("F.cross_entropy(outputs, labels, reduction='sum'), torch.ones(4)"),
+        says=r"a loss's count is a number or a tensor of one element, not tensor",
+    ),
+    Mistake(
+        "a loss that turns into NaN",
+        script=loss_script("(outputs - outputs).sum().log() * 0, len(labels)"),
+        code=3,
+        says=r"lockstep: step 1: the loss is not finite in lane 0 \(rank 0\)",
+    ),
+    Mistake(
+        "padding without weights",
+        script=loss_script(
+            "F.cross_entropy(outputs, labels, reduction='sum'), len(labels)",
+            loader="run.loader(data, global_batch=24, lanes=4, tail='pad')",
+        ),
+        says=r"tail=pad adds samples of weight zero, so the loss must take weights: loss\(model, batch, weight\)",
+    ),
+    Mistake(
+        "a counter in the model",
+        script=training_script(before=COUNTING, model="Counting(8, 3)"),
+        says=r"the forward pass depends on the model's attribute calls, which it changes: .* make it a buffer",
+    ),
+    Mistake(
+        "a hidden state that is carried from batch to batch",
+        script=training_script(before=CARRYING, model="Carrying()"),
+        says=r"the forward pass depends on the model's attribute hidden, which it changes",
+    ),
+    Mistake(
+        "a random generator of the model's own",
+        script=training_script(before=DRAWING, model="Drawing()"),
+        says=r"the forward pass depends on the model's attribute generator, which it changes",
+    ),
+    Mistake(
+        "layers that normalise over all processes",
+        script=training_script(model="nn.Sequential(nn.Linear(8, 3), nn.SyncBatchNorm(3))"),
+        says=r"1 is a SyncBatchNorm, whose statistics depend on the number of processes",
+    ),
+]

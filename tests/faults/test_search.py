@@ -55,7 +55,7 @@ network: {steps: 5}
 """
 
 
-PAUSES = {"PAUSE_S": "0.02"}
+PAUSES = {"PAUSE_S": "0.05"}
 
 
 def planted(folder: Path) -> dict[str, str]:
@@ -110,14 +110,14 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_chaos_finds_nothing_lost(tmp_path: Path) -> None:
-    environment = planted(tmp_path) | PAUSES
-    command = [*LOCKSTEP, "chaos", "planted.yaml", "--kills", "8", "--seed", "5", "-n", "3", "--json", "--keep", "kept"]
+    environment = planted(tmp_path) | PAUSES  # seed 2 plans two kills for when designs are being evaluated
+    command = [*LOCKSTEP, "chaos", "planted.yaml", "--kills", "8", "--seed", "2", "-n", "3", "--json", "--keep", "kept"]
     finished = run(command, tmp_path, environment, timeout_s=390)
     assert finished.code == 0, finished.out + finished.err
     verdict = json.loads(finished.out)
     assert verdict["kills"] == 8
     assert "the same designs were evaluated, and no finished one again" in {c["name"] for c in verdict["checks"]}
-    assert verdict["phases"].keys() & {"designs", "awaiting_designs"}
+    assert verdict["phases"].keys() & {"designs", "awaiting_designs"}  # one of the two may find its rank a moment later
 
 
 def test_two_launchers_search_as_one(tmp_path: Path, alone: Path) -> None:

@@ -359,7 +359,7 @@ def _has_come(fault: PlannedFault, progress: JobProgress, run: RunFolder) -> boo
     if fault.moment == "save":
         return Phase.SAVING in phases or _has_draft(run)
     if fault.moment == "evaluation":
-        return Phase.EVALUATING in phases
+        return Phase.EVALUATING in phases or Phase.DESIGNS in phases  # a search evaluates designs
     return any(map(is_training, progress.heartbeats.values()))
 
 

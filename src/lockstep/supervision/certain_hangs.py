@@ -6,12 +6,12 @@ To stop a healthy job costs more than to notice a hang late. So ranks that only 
 and a job is stopped at the hang limit for these reasons alone, each of which must have lasted for the limit:
 
 - a process is stopped by a signal, or waits for a data worker that is stopped or was killed;
-- a rank reads a pipe that nobody else can write to;
+- a rank reads a pipe that nobody but itself has open for writing;
 - all ranks wait, and one that they wait for has ended;
 - all ranks wait, and torch's flight recorder shows different collectives under the same number;
 - all ranks wait on the CPU, one of them in a collective that another one has not begun and, waiting, cannot begin.
 
-No other thread of a rank may be able to help it: one that runs a script's or a library's own code counts as able to.
+No other thread of a rank may be able to help it: any that is not known to wait for work counts as able to.
 """
 
 import time
@@ -37,6 +37,9 @@ _HARMLESS_THREADS = (
     "/torch/utils/data/_utils/pin_memory.py",
     "/tqdm/_monitor.py",
 )
+# Where a thread of the standard library waits for work.
+_IDLE_LOOPS = (("/concurrent/futures/thread.py", "_worker"), ("/multiprocessing/queues.py", "_feed"))
+_WAITING = ("/threading.py", "/queue.py")
 
 
 def find_certain_hang(
@@ -144,7 +147,15 @@ def _has_no_helper(rank: RankObservation) -> bool:
 
 
 def _is_harmless(thread: ThreadStack) -> bool:
-    if is_save_that_waits(thread):
+    if not thread.frames or is_save_that_waits(thread):  # without frames, it runs no Python code
         return True
     own = [frame for frame in thread.frames if not frame.is_in_standard_library]
-    return not own or own[-1].file.endswith(_HARMLESS_THREADS)
+    return own[-1].file.endswith(_HARMLESS_THREADS) if own else _is_idle(thread)
+
+
+def _is_idle(thread: ThreadStack) -> bool:
+    """Does a thread that runs the standard library's code alone wait for work, rather than do it or have a deadline?"""
+    loop = next((frame for frame in thread.frames if not frame.file.endswith(_WAITING)), None)
+    return loop is not None and any(
+        loop.file.endswith(file) and loop.function == function for file, function in _IDLE_LOOPS
+    )

@@ -59,14 +59,14 @@ def find_mismatch(observed: Sequence[RankObservation], waits: Mapping[int, PeerW
 def find_deviation(recorded: Mapping[int, Sequence[Collective]]) -> CollectiveMismatch:
     """Find ranks that skipped a collective, when gloo has aborted a rank that received more data than it expected.
 
-    Such a rank waits in a collective that is not the usual next one, and larger.
+    Such a rank waits in a collective of gloo that is not the usual next one, and larger.
 
     Args:
         recorded: the last collectives of the other ranks; the aborted rank's are lost.
     """
     deviations: dict[int, str] = {}
     for rank, collectives in recorded.items():
-        if (last := _last_awaited(collectives)) is None:
+        if (last := _last_awaited(collectives)) is None or last.backend != "gloo":
             continue
         group = sorted(_of_group(collectives, last.group).items())
         expected = _expected_next([_Signature(each.name, each.sizes) for number, each in group if number < last.number])

@@ -185,7 +185,8 @@ def _deviation(
     rank, host = found.ranks[0], f" on {context.host}" if context.host else ""
     message = (
         f"rank {rank} of {context.world_size}{host}, the cause: it {found.words}, according to torch's flight "
-        f"recorder; gloo aborted rank {aborted.rank}, which received its data in another collective. {SAME_ORDER}"
+        f"recorder; gloo seems to have aborted rank {aborted.rank} (killed by SIGABRT), which received its data in "
+        f"another collective. {SAME_ORDER}"
     )
     victims = tuple(sorted(each.rank for each in exits if each.rank not in found.ranks))
     return FailureVerdict(EXIT_FAILED, [message], f"it {found.words}", rank, victims)

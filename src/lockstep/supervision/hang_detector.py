@@ -126,6 +126,7 @@ class HangDetector:
         """Return a hang that was not reported yet, or is to be reported again, if there is one."""
         if time.monotonic() - self._polled_at > _AWAY_S:
             self._started_at = time.monotonic()
+            self._reported = {}  # the time away is not a pause to learn from
         try:
             return self._poll(ranks, context)
         finally:
@@ -168,11 +169,12 @@ class HangDetector:
         must_end = is_certain or is_over
         if not any(self._is_news(each, must_end=must_end) for each in affected):
             return None
-        for each in analyzed:
+        for each in affected:
             progress_at = self._progress_at(each.now.rank, each.now.heartbeat)
             self._reported[each.now.rank] = _Reported(progress_at, each.age_s, must_end)
         analyzed = [self._with_stacks(each) if each.now.rank in hung else each for each in analyzed]
-        outlook = Outlook(is_certain=is_certain, is_over=is_over, stop_limit_s=self._stop_limit_s)
+        stop_limit_s = self._stop_limit_s if not hung or _under_stop_limit(analyzed, hung) else None
+        outlook = Outlook(is_certain=is_certain, is_over=is_over, stop_limit_s=stop_limit_s)
         report = explain_hang(analyzed, hung, context, outlook)
         overdue_s = min(
             each.age_s - (self._limits.hang_limit_s if is_certain else _limit_of(each, self._limits))
@@ -299,15 +301,20 @@ def has_passed_stop_limit(
         limits: how long each phase may take.
         stop_limit_s: the limit, unless that of the phase is longer.
     """
-    waiting = [each for each in analyzed if each.peer_wait is not None]
     if not hung:
+        waiting = [each for each in analyzed if each.peer_wait is not None]
         return all(each.age_s > max(stop_limit_s, _limit_of(each, limits)) for each in waiting)
-    for each in analyzed:
-        if each.now.rank in hung and (waiting or _is_training(each.now.heartbeat)):
-            allowed_s = max(stop_limit_s, _limit_of(each, limits))
-            if each.idle_s > allowed_s or each.age_s > _TIMES_LONGER * allowed_s:
-                return True
+    for each in _under_stop_limit(analyzed, hung):
+        allowed_s = max(stop_limit_s, _limit_of(each, limits))
+        if each.idle_s > allowed_s or each.age_s > _TIMES_LONGER * allowed_s:
+            return True
     return False
+
+
+def _under_stop_limit(analyzed: Sequence[WaitAnalysis], hung: Collection[int]) -> list[WaitAnalysis]:
+    """Return the hung ranks to which the stop limit applies: not a script that trains nothing and no rank waits for."""
+    is_needed = any(each.peer_wait is not None for each in analyzed)
+    return [each for each in analyzed if each.now.rank in hung and (is_needed or _is_training(each.now.heartbeat))]
 
 
 def _is_overdue(analyzed: WaitAnalysis, limits: PhaseLimits, *, is_needed: bool) -> bool:

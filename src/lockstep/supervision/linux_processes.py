@@ -103,9 +103,10 @@ def _child_pids(pid: int) -> list[int]:
 
 
 def is_only_writer_of_its_pipe(pid: int) -> bool:
-    """Is a process's main thread reading a pipe, without a name, that no other process can write to?
+    """Is a process's main thread reading a pipe, without a name, that nobody but itself has open for writing?
 
-    False if that is unknown: some process, started since this one, does not let us see what it has open.
+    If it has not, a read that blocks has a writer elsewhere, even one that cannot be seen from here. False also if
+    some process, started since this one, does not let us see what it has open.
     """
     try:
         fields = Path(f"/proc/{pid}/syscall").read_text().split()
@@ -117,7 +118,7 @@ def is_only_writer_of_its_pipe(pid: int) -> bool:
         return False
     if not pipe.startswith("pipe:"):
         return False
-    return not any(_may_write(other, pipe, since=pid) for other in others)
+    return _may_write(pid, pipe, since=pid) and not any(_may_write(other, pipe, since=pid) for other in others)
 
 
 def _may_write(pid: int, pipe: str, *, since: int) -> bool:

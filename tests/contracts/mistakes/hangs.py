@@ -54,7 +54,7 @@ MISTAKES = [
         script=plain("if not (rank == 1 and step == 8):\n    dist.all_reduce(metric)", features=40_000),
         command=RUN_2,
         code=3,
-        says=r"rank 1 of 2 .*, the cause: it skipped the all_reduce of \[\[2\]\] .*; gloo aborted rank 0",
+        says=r"rank 1 of 2 .*, the cause: it skipped the all_reduce of \[\[2\]\] .*; gloo seems to have aborted rank 0",
     ),
     Mistake(
         "a rank that leaves the loop early",
@@ -83,7 +83,7 @@ MISTAKES = [
     ),
     Mistake(
         "a pause is reported, and goes on",
-        script=plain("if step == 8:\n    time.sleep(4)"),
+        script=plain("if step == 8:\n    time.sleep(6)"),
         command=RUN_1,
         code=0,
         says=r"has made no progress after step 9 .* If it is meant to take this long, nothing is wrong",

@@ -42,6 +42,11 @@ def test_several_ranks_that_agree_do_not_deviate() -> None:
     assert find_deviation({0: skipped, 1: skipped}).ranks == ()
 
 
+def test_an_abort_with_another_backend_is_not_gloos() -> None:
+    skipped = [each._replace(backend="nccl") for each in recorded(2, 9, 2, 9, 9)]
+    assert find_deviation({1: skipped}).ranks == ()
+
+
 def test_without_a_record_nothing_is_known() -> None:
     assert find_deviation({}).ranks == ()
     assert find_deviation({0: [], 1: recorded(2)}).ranks == ()

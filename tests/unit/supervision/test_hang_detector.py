@@ -184,6 +184,35 @@ def test_a_collective_that_begins_or_ends_is_progress(tmp_path: Path) -> None:
     assert detector._num_collectives == {0: 3}, "another group's count begins anew"
 
 
+def test_a_report_says_when_the_job_ends_only_if_it_does(tmp_path: Path) -> None:
+    detector = HangDetector(1.0, lambda number: RankFiles(tmp_path, number), lambda _: None, stop_limit_s=1800.0)
+    for step, ends in ((0, False), (3, True)):
+        report = detector._report([rank(0, Phase.SCRIPT, 50, step=step, collectives=3)], {0}, False, FailureContext(1))
+        assert report is not None
+        assert ("The job ends only after 1800 s" in report.verdict.messages[0]) == ends
+        detector.begin()
+
+
+def test_a_rank_is_reported_by_itself_after_another_one_was(tmp_path: Path) -> None:
+    detector = HangDetector(1.0, lambda number: RankFiles(tmp_path, number), lambda _: None)
+    first, second = rank(0, Phase.COMPUTING, 300), rank(1, Phase.COMPUTING, 31)
+    assert detector._report([first, second], {0}, False, FailureContext(2)) is not None
+    assert detector._report([first, second], {0}, False, FailureContext(2)) is None
+    assert detector._report([first, second], {1}, False, FailureContext(2)) is not None
+
+
+def test_the_time_that_the_machine_was_asleep_is_not_learned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    detector = HangDetector(1.0, lambda number: RankFiles(tmp_path, number), lambda _: None)
+    paused = rank(0, Phase.SCRIPT, 50, step=0, collectives=3)
+    detector._report([paused], {0}, False, FailureContext(1))
+    now = time.monotonic() + 3600
+    monkeypatch.setattr("lockstep.supervision.hang_detector.time.monotonic", lambda: now)
+    detector.poll([RankStatus(0, 2**22 + 1, None, paused.now.heartbeat)], lambda: FailureContext(1))
+    assert detector._limits.of(paused.now.heartbeat, 3) == 1.0
+
+
 def test_after_a_pause_of_the_agent_the_time_starts_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that was asleep, or a job that a scheduler suspended, is no hang."""
     now = time.monotonic()

@@ -2,7 +2,10 @@
 
 import ctypes
 import os
+import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,6 +74,28 @@ def test_a_pipe_that_no_other_process_can_write_to(tmp_path: Path, before: str, 
     with running(script) as process:
         wait_for(lambda: blocked_in(process.pid).startswith("read of"), 10, "it reads")
         wait_for(lambda: is_only_writer_of_its_pipe(process.pid) == is_only_writer, 10, "known")
+
+
+# Starts a process that reads its standard input, in a namespace where no other process is visible.
+UNSEEN_WRITER = """
+import subprocess, sys, time
+from lockstep.supervision.linux_processes import blocked_in, is_only_writer_of_its_pipe
+reader = subprocess.Popen([sys.executable, "-c", "import os; os.read(0, 1)"])
+while not blocked_in(reader.pid):
+    time.sleep(0.01)
+print(is_only_writer_of_its_pipe(reader.pid), flush=True)
+reader.kill()
+"""
+
+
+def test_a_writer_that_cannot_be_seen() -> None:
+    namespace = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    if shutil.which("unshare") is None or subprocess.run([*namespace, "true"], check=False).returncode != 0:
+        pytest.skip("needs namespaces of processes")
+    command = [*namespace, sys.executable, "-c", UNSEEN_WRITER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "False\n"
 
 
 def test_a_process_that_reads_no_pipe() -> None:

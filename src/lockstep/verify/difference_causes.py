@@ -1,18 +1,19 @@
 """Explain why a script with its own training loop gives a different result on several processes."""
 
+import math
+
 from lockstep.config.plurals import count_noun
 from lockstep.events.step_trace import TraceDifference
 from lockstep.supervision.step_recorder import BUFFERS, GRADIENT, RATES, ROWS, START, WEIGHTS
 from lockstep.verify.recorded_updates import (
     THE_ROWS,
+    UPDATE_PHASES,
     RankDisagreement,
     RecordedUpdates,
-    alignment_of,
-    distance,
-    has_same_tensors,
 )
 from lockstep.verify.row_matching import differ_only_in_padding
-from lockstep.verify.update_judgement import LOW_PRECISION_ROUNDING
+from lockstep.verify.update_judgement import LOW_PRECISION_ROUNDING, ROUNDING
+from lockstep.verify.value_comparison import UpdateValues, alignment_of, relative_distance
 from lockstep.verify.verify_verdict import END_OF_RUN
 
 _BATCH_ADVICE = (
@@ -61,8 +62,15 @@ def explain_disagreement(disagreement: RankDisagreement, num_ranks: int) -> str:
 def explain_rounding(one: RecordedUpdates, many: RecordedUpdates, amplified_at: int | None) -> str:
     """Say what it means that the jobs differ by rounding alone, which hides all else from `amplified_at` on."""
     last = min(one.num_updates, many.num_updates)
-    apart = distance(WEIGHTS, one.rank_0.values(last), many.rank_0.values(last))
-    grown = "" if apart is None else f", and after step {last} the weights differ by {apart:.2g} of their norm"
+    apart = relative_distance(_values(last, one, many).pairs(WEIGHTS).values())
+    grown = f", and after step {last} the weights differ by {apart:.2g} of their norm" if math.isfinite(apart) else ""
+    first = relative_distance(_values(1, one, many).pairs(GRADIENT).values())
+    large = ""
+    if not many.has_low_precision and first > ROUNDING:
+        large = (
+            f" It is large for fp32: in step 1 the gradient differs by {first:.2g} of its norm, usually by less than "
+            f"{ROUNDING:g}. Check the loss: is it a mean over the rows of all processes?"
+        )
     coarse = ""
     if many.has_low_precision:
         coarse = " (as far as can be told in bf16, fp16 or TF32, in which it is large: fp32 shows more)"
@@ -70,7 +78,7 @@ def explain_rounding(one: RecordedUpdates, many: RecordedUpdates, amplified_at: 
     return (
         f"This is rounding{coarse}: several processes sum in a different "
         f"order than one, and multiply smaller matrices. In {count_noun(last, 'step')} nothing else was found to "
-        f"differ{grown}."
+        f"differ{grown}.{large}"
         + (f" In step {padded[0]}, the rows are the same but padded differently. {_PADDING_ADVICE}" if padded else "")
         + ("" if amplified_at is None else f" From step {amplified_at} on, {_AMPLIFIED}")
         + " A loop with lockstep.Run gives the same bits on any number of processes."
@@ -81,10 +89,14 @@ def explain_difference(at: TraceDifference, one: RecordedUpdates, many: Recorded
     """Return the likely cause of the first difference that is more than rounding, between the jobs or the ranks."""
     if at.phase == END_OF_RUN:
         return _explain_counts(one, many, num_ranks)
-    if many.disagreement is None or many.disagreement.at.step > at.step:
+    disagreement = many.disagreement
+    if disagreement is None or disagreement.at.step > at.step:
         return _explain_phase(at, one, many, num_ranks)
-    cause = explain_disagreement(many.disagreement, num_ranks)
-    return f"{_explain_rows(at, one, many, num_ranks)} {cause}" if at.phase == ROWS else cause
+    cause = explain_disagreement(disagreement, num_ranks)
+    if at.phase == ROWS:  # two mistakes: other rows, and ranks that compute something else from them
+        return f"{_explain_rows(at, one, many, num_ranks)} {cause}"
+    is_later = disagreement.at.step == at.step and _place(disagreement.at) > _place(at)
+    return _explain_phase(at, one, many, num_ranks) if is_later else cause
 
 
 def _explain_phase(at: TraceDifference, one: RecordedUpdates, many: RecordedUpdates, num_ranks: int) -> str:
@@ -159,9 +171,10 @@ def _explain_rows(at: TraceDifference, one: RecordedUpdates, many: RecordedUpdat
 
 
 def _explain_gradient(at: TraceDifference, one: RecordedUpdates, many: RecordedUpdates, num_ranks: int) -> str:
-    all_files = one.rank_0.values(at.step), many.rank_0.values(at.step)
-    apart, alignment = distance(GRADIENT, *all_files), alignment_of(GRADIENT, *all_files)
-    if not has_same_tensors(GRADIENT, *all_files):
+    values = _values(at.step, one, many)
+    pairs = values.pairs(GRADIENT).values()
+    apart, alignment = relative_distance(pairs), alignment_of(pairs)
+    if not values.has_same_tensors(GRADIENT):
         return "One process has gradients for different parameters than several processes."
     if alignment is not None and alignment.is_only_scaled:
         return (
@@ -188,13 +201,17 @@ def _explain_gradient(at: TraceDifference, one: RecordedUpdates, many: RecordedU
             f"{_PADDING_ADVICE} If the gradient still differs, mask the padding, in the loss too."
         )
     if many.layers:
-        is_small = many.has_low_precision and apart is not None and apart < LOW_PRECISION_ROUNDING
+        is_small = many.has_low_precision and apart < LOW_PRECISION_ROUNDING
         return _layers(many) + (" Or this is rounding of bf16, fp16 or TF32." if is_small else "")
     return (
         "The same rows gave a different gradient, by far more than rounding. The loss may be a mean of means over "
         "parts of unequal size (of rows, tokens or pixels), the labels may not belong to the rows, or the forward pass "
         "depends on the rank."
     )
+
+
+def _place(difference: TraceDifference) -> int:
+    return UPDATE_PHASES.index(difference.phase)
 
 
 def _explain_counts(one: RecordedUpdates, many: RecordedUpdates, num_ranks: int) -> str:
@@ -209,6 +226,10 @@ def _explain_counts(one: RecordedUpdates, many: RecordedUpdates, num_ranks: int)
         f"One process made {count_noun(one.num_updates, 'step')} and {num_ranks} processes {counts[0]}: the number of "
         "batches, or of epochs, depends on the number of processes."
     )
+
+
+def _values(step: int, one: RecordedUpdates, many: RecordedUpdates) -> UpdateValues:
+    return UpdateValues(one.rank_0.values(step), many.rank_0.values(step))
 
 
 def _is_padded_otherwise(step: int, one: RecordedUpdates, many: RecordedUpdates) -> bool:

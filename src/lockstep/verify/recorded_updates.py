@@ -1,24 +1,20 @@
-"""The updates of a script with its own loop: all ranks' records combined into one trace, and compared by value.
+"""The updates of a script with its own loop: all ranks' records combined into one trace.
 
 `lockstep.supervision.step_recorder` records them.
 """
 
 import hashlib
 import json
-import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from lockstep.events.jsonl import read_jsonl
 from lockstep.events.step_trace import TraceDifference
 from lockstep.supervision.batch_rows import RecordedRow
 from lockstep.supervision.io_recorder import OutputRecord
 from lockstep.supervision.step_recorder import BUFFERS, GRADIENT, RATES, ROWS, START, WEIGHTS
-
-if TYPE_CHECKING:
-    import numpy as np
 
 # The phases of an update; each follows from those before it.
 UPDATE_PHASES = (START, ROWS, GRADIENT, RATES, WEIGHTS, BUFFERS)
@@ -28,9 +24,6 @@ THE_ROWS = "the rows"
 # Buffers are omitted: batch norm's statistics differ between ranks until the next forward pass.
 _EQUAL_ON_ALL_RANKS = (START, GRADIENT, RATES, WEIGHTS)
 _MAX_LINE_BYTES = 256 * 2**20
-
-_SAME_DIRECTION = 0.9999  # cosine
-_OTHER_LENGTH = 0.05  # relative difference
 
 
 class RankDisagreement(NamedTuple):
@@ -80,13 +73,11 @@ class RecordedUpdates(NamedTuple):
 
 
 def collect_updates(records: Sequence[OutputRecord]) -> RecordedUpdates | None:
-    """Combine the ranks' records into one trace; None if no optimizer made a step."""
-    recorded = [list(read_jsonl(files.updates, _MAX_LINE_BYTES)) for files in records if files.updates.exists()]
-    if len(recorded) < len(records):
+    """Combine the ranks' records into one trace; None if no optimizer made a step on any rank."""
+    recorded = [list(read_jsonl(files.updates, _MAX_LINE_BYTES)) if files.updates.exists() else [] for files in records]
+    if not any(recorded):
         return None
     count = min(len(lines) for lines in recorded)
-    if count == 0:
-        return None
     by_update = [[lines[update] for lines in recorded] for update in range(count)]
     rows = [[[RecordedRow(*row) for row in line["phases"][ROWS]["rows"]] for line in lines] for lines in by_update]
     trace = records[0].folder / "digests.jsonl"
@@ -98,10 +89,10 @@ def collect_updates(records: Sequence[OutputRecord]) -> RecordedUpdates | None:
         trace,
         updates_by_rank=[len(lines) for lines in recorded],
         rows=rows,
-        layers=sorted({layer for lines in recorded for layer in lines[-1]["layers"]}),
+        layers=sorted({layer for lines in recorded if lines for layer in lines[-1]["layers"]}),
         disagreement=_first_disagreement(by_update),
-        has_low_precision=any(lines[-1]["has_low_precision"] for lines in recorded),
-        repeats_epoch=any(lines[-1]["repeats_epoch"] for lines in recorded),
+        has_low_precision=any(lines[-1]["has_low_precision"] for lines in recorded if lines),
+        repeats_epoch=any(lines[-1]["repeats_epoch"] for lines in recorded if lines),
         rank_0=records[0],
     )
 
@@ -123,90 +114,3 @@ def _first_disagreement(by_update: Sequence[Sequence[dict[str, Any]]]) -> RankDi
                 if names:
                     return RankDisagreement(rank, TraceDifference(lines[0]["step"], phase, names[0], len(names)))
     return None
-
-
-class ValueGap(NamedTuple):
-    """The largest difference between the recorded values of a tensor."""
-
-    largest: float  # absolute
-    relative: float  # to the tensor's largest value
-
-    def __str__(self) -> str:
-        if self.largest == 0:
-            return "in values that were not recorded"
-        if not math.isfinite(self.largest):
-            return "and one of them is not finite"
-        return f"by up to {self.largest:.2g} ({self.relative:.2g} of the tensor's largest value)"
-
-
-class Alignment(NamedTuple):
-    """The angle between two vectors, and their relative length."""
-
-    cosine: float
-    scale: float  # length along the other's direction, relative to it
-
-    @property
-    def is_only_scaled(self) -> bool:
-        """Do they have the same direction but different lengths?"""
-        return abs(self.cosine) > _SAME_DIRECTION and abs(self.scale - 1) > _OTHER_LENGTH
-
-
-def largest_gap(phase: str, one: Path, many: Path, tensor: str) -> ValueGap | None:
-    """Return the largest difference between the values of a tensor; None if there is nothing to compare.
-
-    `one` and `many` are the files in which rank 0 of each job recorded an update's values.
-    """
-    import numpy as np
-
-    pair = next((pair for name, pair in _pairs(phase, one, many) if name == tensor), None)
-    if pair is None:
-        return None
-    left, right = pair
-    differs = (left != right) & ~(np.isnan(left) & np.isnan(right))
-    if not differs.any():
-        return ValueGap(0.0, 0.0)
-    largest = float(abs(left[differs] - right[differs]).max())
-    if not math.isfinite(largest):
-        return ValueGap(math.inf, math.inf)
-    values = np.concatenate([left, right])
-    return ValueGap(largest, largest / float(abs(values[np.isfinite(values)]).max()))
-
-
-def has_same_tensors(phase: str, one: Path, many: Path) -> bool:
-    """Have both jobs recorded values of the same tensors?"""
-    own, theirs = ({name for name in load_values(file) if name.startswith(f"{phase}/")} for file in (one, many))
-    return own == theirs
-
-
-def distance(phase: str, one: Path, many: Path) -> float | None:
-    """Return how far apart all tensors of the phase are, relative to their norm; None if that is not a number."""
-    pairs = [pair for _, pair in _pairs(phase, one, many)]
-    norm = sum(float(left @ left) for left, _ in pairs)
-    apart = sum(float((left - right) @ (left - right)) for left, right in pairs)
-    return math.sqrt(apart / norm) if math.isfinite(norm) and math.isfinite(apart) and norm else None
-
-
-def alignment_of(phase: str, one: Path, many: Path) -> Alignment | None:
-    """Compare all tensors of the phase as one vector; None if either is zero or not finite."""
-    pairs = [pair for _, pair in _pairs(phase, one, many)]
-    own = sum(float(left @ left) for left, _ in pairs)
-    other = sum(float(right @ right) for _, right in pairs)
-    product = sum(float(left @ right) for left, right in pairs)
-    if not (math.isfinite(own) and math.isfinite(other)) or own == 0 or other == 0:
-        return None
-    return Alignment(product / math.sqrt(own * other), product / own)
-
-
-def load_values(file: Path) -> "dict[str, np.ndarray[Any, Any]]":
-    """Return the values that rank 0 of a job recorded of an update, as PHASE/TENSOR."""
-    from safetensors.numpy import load_file
-
-    return load_file(file)
-
-
-def _pairs(phase: str, one: Path, many: Path) -> "Iterator[tuple[str, tuple[np.ndarray[Any, Any], Any]]]":
-    """Yield the values of the tensors that both files have in the same shape."""
-    left, right = load_values(one), load_values(many)
-    for name, values in left.items():
-        if name.startswith(f"{phase}/") and name in right and right[name].shape == values.shape and values.size:
-            yield name.removeprefix(f"{phase}/"), (values.astype("float64"), right[name].astype("float64"))

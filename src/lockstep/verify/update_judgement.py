@@ -13,25 +13,18 @@ tell nothing any more, and only rows, learning rates, ranks and the number of up
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 from lockstep.events.step_trace import TraceDifference, read_trace
 from lockstep.supervision.step_recorder import BUFFERS, GRADIENT, RATES, ROWS, START, WEIGHTS
-from lockstep.verify.recorded_updates import (
-    UPDATE_PHASES,
-    RecordedUpdates,
-    load_values,
-)
+from lockstep.verify.recorded_updates import UPDATE_PHASES, RecordedUpdates
 from lockstep.verify.row_matching import are_alike
+from lockstep.verify.value_comparison import UpdateValues, alignment_of, distance_of, norm_of, relative_distance
 from lockstep.verify.verify_verdict import END_OF_RUN
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
-    Pair = tuple[Array, Array]  # of one process and of several
+    from lockstep.verify.value_comparison import Array, Pair
 
 # Upper bounds of rounding: where something else would explain more; in fp32 at first; when training has amplified it;
 # and in bf16, fp16 or TF32.
@@ -43,6 +36,7 @@ _SMALLEST_TENSOR = 1e-3
 _JUMP = 10.0  # training amplifies rounding from one update to the next by less
 _SAME_ELEMENT = 1e-2  # relative difference of an element of the gradient
 _SAME_MOVE = 5e-2  # relative difference of how far the weights have moved
+_OTHER_MOVE = 4.0  # times what a tensor may differ by: too much even if all tensors together agree
 # A weight moves in steps of its resolution.
 _FLOAT32_RESOLUTION, _LOW_RESOLUTION = 1e-6, 1e-2
 
@@ -99,7 +93,7 @@ class _Judge:
 
     def first_of_update(self, step: int) -> TraceDifference | None:
         """Return the first difference of this update that is more than rounding."""
-        values = _Values(self._one.rank_0.values(step), self._many.rank_0.values(step))
+        values = UpdateValues(self._one.rank_0.values(step), self._many.rank_0.values(step))
         judges = {
             START: self._changed_before,
             ROWS: self._other_rows,
@@ -117,10 +111,10 @@ class _Judge:
                 return TraceDifference(step, phase, beyond[0], len(beyond))
             if phase == GRADIENT:
                 self._note_gradients(values)
-        self._last_weights |= dict(values.pairs(WEIGHTS))
+        self._last_weights |= values.pairs(WEIGHTS)
         return None
 
-    def _changed_before(self, step: int, names: list[str], values: "_Values") -> list[str]:
+    def _changed_before(self, step: int, names: list[str], values: UpdateValues) -> list[str]:
         """Return the weights that something other than an optimizer has changed differently, or that began so."""
         if step == 1:
             return names
@@ -131,10 +125,10 @@ class _Judge:
         is_new = {name: pair for name, pair in starts.items() if name not in self._last_weights}
         return [*_above(ROUNDING, _gaps(is_new)), *self._different_moves(moves)]
 
-    def _other_rows(self, step: int, names: list[str], values: "_Values") -> list[str]:  # noqa: ARG002
+    def _other_rows(self, step: int, names: list[str], values: UpdateValues) -> list[str]:  # noqa: ARG002
         return [] if are_alike(self._one.rows_of(step), self._many.rows_of(step)) else names
 
-    def _other_gradients(self, step: int, names: list[str], values: "_Values") -> list[str]:
+    def _other_gradients(self, step: int, names: list[str], values: UpdateValues) -> list[str]:
         own, theirs = (trace[step][GRADIENT] for trace in self._traces)
         missing = [name for name in names if (own.get(name, _NONE) == _NONE) != (theirs.get(name, _NONE) == _NONE)]
         if missing:
@@ -144,18 +138,20 @@ class _Judge:
             limit = ROUNDING
         elif step == 1 and not self._many.has_low_precision:
             limit = FLOAT32_ROUNDING
-        pairs = dict(values.pairs(GRADIENT))
-        self._largest_gradient = max(self._largest_gradient, _norm(pairs.values()))
+        pairs = values.pairs(GRADIENT)
+        self._largest_gradient = max(self._largest_gradient, norm_of(pairs.values()))
         gaps = _gaps(pairs, whole=self._largest_gradient)
         beyond = _above(limit, gaps)
         jumped = [name for name in beyond if not gaps[name] <= _JUMP * self._gaps.get(name, 0.0)]
+        if step == 1 and not jumped and not self._many.has_low_precision and _are_scaled(pairs):
+            jumped = names
         # Small gradients, near a minimum, consist of rounding.
-        if (beyond and not jumped) or not _all_apart(pairs) <= self._rounding:
+        if (beyond and not jumped) or not relative_distance(pairs.values()) <= self._rounding:
             self.amplified_at = self.amplified_at or step
         self._gaps = {name: max(gap, self._gaps.get(name, 0.0)) for name, gap in gaps.items()}
         return jumped
 
-    def _other_rates(self, step: int, names: list[str], values: "_Values") -> list[str]:  # noqa: ARG002
+    def _other_rates(self, step: int, names: list[str], values: UpdateValues) -> list[str]:  # noqa: ARG002
         own, theirs = (trace[step][RATES] for trace in self._traces)
         pairs = ((name, own.get(name), theirs.get(name)) for name in names)
         return [
@@ -164,20 +160,20 @@ class _Judge:
             if left is None or right is None or not math.isclose(float(left), float(right), rel_tol=ROUNDING)
         ]
 
-    def _moved_otherwise(self, step: int, names: list[str], values: "_Values") -> list[str]:  # noqa: ARG002
+    def _moved_otherwise(self, step: int, names: list[str], values: UpdateValues) -> list[str]:  # noqa: ARG002
         if self.amplified_at is not None:
             return []
         before = self._last_weights | dict(self._starts(values))
-        moves = {name: (before[name], pair) for name, pair in values.pairs(WEIGHTS) if name in before}
+        moves = {name: (before[name], pair) for name, pair in values.pairs(WEIGHTS).items() if name in before}
         return self._different_moves(moves)
 
-    def _other_buffers(self, step: int, names: list[str], values: "_Values") -> list[str]:  # noqa: ARG002
-        counts = [name for name, (left, _) in values.pairs(BUFFERS) if left.dtype.kind != "f"]
-        numbers = {name: pair for name, pair in values.pairs(BUFFERS) if name not in counts}
+    def _other_buffers(self, step: int, names: list[str], values: UpdateValues) -> list[str]:  # noqa: ARG002
+        counts = [name for name, (left, _) in values.pairs(BUFFERS).items() if left.dtype.kind != "f"]
+        numbers = {name: pair for name, pair in values.pairs(BUFFERS).items() if name not in counts}
         is_judged = self.amplified_at is None
         return [name for name in names if name in counts] or _above(self._rounding, _gaps(numbers) if is_judged else {})
 
-    def _starts(self, values: "_Values") -> "Iterator[tuple[str, Pair]]":
+    def _starts(self, values: UpdateValues) -> "Iterator[tuple[str, Pair]]":
         """Yield the weights before the update, of those that were changed since the last one in either job."""
         for name, (left, right) in values.either(START):
             last = self._last_weights.get(name)
@@ -185,10 +181,10 @@ class _Judge:
             if own is not None and theirs is not None and own.shape == theirs.shape:
                 yield name, (own, theirs)
 
-    def _note_gradients(self, values: "_Values") -> None:
+    def _note_gradients(self, values: UpdateValues) -> None:
         import numpy as np
 
-        for name, (left, right) in values.pairs(GRADIENT):
+        for name, (left, right) in values.pairs(GRADIENT).items():
             with np.errstate(invalid="ignore"):  # infinity less infinity, which is not the same
                 is_same = abs(left - right) <= _SAME_ELEMENT * np.maximum(abs(left), abs(right))
             known = self._has_same_gradient.get(name)
@@ -197,7 +193,7 @@ class _Judge:
             )
 
     def _different_moves(self, moves: "Mapping[str, tuple[Pair, Pair]]") -> list[str]:
-        """Return the weights whose moves differ between the jobs, if all moves together do by more than rounding."""
+        """Return the weights whose moves differ between the jobs by more than rounding, together or one by far."""
         import numpy as np
 
         squares = {}  # of the difference, and of what it may be
@@ -213,60 +209,28 @@ class _Judge:
             allowed = _SAME_MOVE * max(np.linalg.norm(own), np.linalg.norm(theirs))
             allowed += _resolution(after) * np.linalg.norm(values[2, is_compared])
             squares[name] = float(np.sum((own - theirs) ** 2)), float(allowed**2)
+        by_far = [name for name, (difference, allowed) in squares.items() if difference > _OTHER_MOVE**2 * allowed]
+        if by_far and not self._many.has_low_precision:
+            return by_far
         if sum(difference for difference, _ in squares.values()) <= sum(allowed for _, allowed in squares.values()):
             return []
         return [name for name, (difference, allowed) in squares.items() if difference > allowed]
 
 
-class _Values:
-    """The values that rank 0 of each job has recorded of an update."""
-
-    def __init__(self, one: Path, many: Path) -> None:
-        self._one, self._many = load_values(one), load_values(many)
-
-    def either(self, phase: str) -> "Iterator[tuple[str, tuple[Array | None, Array | None]]]":
-        """Yield what each job has of each tensor of a phase."""
-        for key in dict.fromkeys([*self._one, *self._many]):
-            if key.startswith(f"{phase}/"):
-                yield key.removeprefix(f"{phase}/"), (self._one.get(key), self._many.get(key))
-
-    def pairs(self, phase: str) -> "Iterator[tuple[str, Pair]]":
-        """Yield the tensors of a phase that both jobs have in the same shape."""
-        for name, (left, right) in self.either(phase):
-            if left is not None and right is not None and left.shape == right.shape:
-                yield name, (left, right)
-
-
 def _gaps(pairs: "Mapping[str, Pair]", *, whole: float | None = None) -> dict[str, float]:
     """Return by how much each tensor differs, relative to its norm; `whole`: the norm of all of them."""
-    smallest = _SMALLEST_TENSOR * (_norm(pairs.values()) if whole is None else whole)
-    return {name: _distance(pair) / (max(_norm([pair]), smallest) or 1.0) for name, pair in pairs.items()}
+    smallest = _SMALLEST_TENSOR * (norm_of(pairs.values()) if whole is None else whole)
+    return {name: distance_of(pair) / (max(norm_of([pair]), smallest) or 1.0) for name, pair in pairs.items()}
+
+
+def _are_scaled(pairs: "Mapping[str, Pair]") -> bool:
+    """Are the gradients of one job those of the other times a number, which rounding would not make of them?"""
+    alignment = alignment_of(pairs.values())
+    return alignment is not None and alignment.is_only_scaled
 
 
 def _above(limit: float, gaps: Mapping[str, float]) -> list[str]:
     return [name for name, gap in gaps.items() if not gap <= limit]  # NaN is above any limit
-
-
-def _distance(pair: "Pair") -> float:
-    """Return the norm of the difference; values that are not finite, but the same, do not differ."""
-    import numpy as np
-
-    left, right = (each.astype("float64") for each in pair)
-    differs = (left != right) & ~(np.isnan(left) & np.isnan(right))
-    return float(np.linalg.norm(left[differs] - right[differs]))
-
-
-def _all_apart(pairs: "Mapping[str, Pair]") -> float:
-    """Return by how much all tensors together differ, relative to their norm."""
-    return math.hypot(*map(_distance, pairs.values())) / (_norm(pairs.values()) or 1.0)
-
-
-def _norm(pairs: "Iterable[Pair]") -> float:
-    """Return the norm of the finite values of these tensors, of the job in which it is larger."""
-    import numpy as np
-
-    squares = [[float(np.sum(each[np.isfinite(each)].astype("float64") ** 2)) for each in pair] for pair in pairs]
-    return math.sqrt(max(map(sum, zip(*squares, strict=True)), default=0.0))
 
 
 def _resolution(values: "Pair") -> float:

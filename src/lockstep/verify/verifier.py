@@ -18,11 +18,13 @@ from lockstep.verify.checklist import (
     check_who_wrote,
 )
 from lockstep.verify.difference_causes import explain_difference, explain_rounding
-from lockstep.verify.recorded_updates import UPDATE_PHASES, RecordedUpdates, collect_updates, largest_gap
+from lockstep.verify.recorded_updates import UPDATE_PHASES, RecordedUpdates, collect_updates
 from lockstep.verify.update_judgement import judge_updates
+from lockstep.verify.value_comparison import UpdateValues, largest_gap
 from lockstep.verify.verify_trials import (
     ConfigUnderTest,
     ScriptUnderTest,
+    TrialFailure,
     TrialFiles,
     VerifySubject,
     VerifyTrial,
@@ -44,6 +46,7 @@ _NUM_STEPS_CAUSE = "The steps that both runs made are the same, but when the loo
 _NOT_REPEATABLE_CAUSE = (
     "The same run, repeated, gave a different result: call torch.manual_seed(…) with a constant before any random draw."
 )
+_USAGE_ERROR = "exited with code 2"  # the code of argparse, click and others for an unknown option
 # Options of `lockstep verify` that a script which fails may have received by mistake.
 _OPTIONS = frozenset({"-n", "--nproc-per-node", "--steps", "--one-args", "--keep", "--json"})
 
@@ -100,7 +103,7 @@ def verify_script(
     comparison = _Comparison(subject, folder, report, width=len(repeated_trial().title))
     first = comparison.add(first_trial())
     if first.failure is not None:
-        return comparison.verdict(processes, notes=_misplaced_options(target))
+        return comparison.verdict(processes, notes=_misplaced_options(target, first.failure))
     if comparison.add(second_trial(processes)).failure is not None:
         return comparison.verdict(processes)
     if not comparison.has_own_loop and comparison.can_resume and (first.steps or 0) >= 2:
@@ -139,20 +142,23 @@ class _Comparison:
         failure = run_trial(self._subject, files)
         finding = VerifyFinding(trial, failure=failure)
         traces = self._subject.traces(files)
-        if not traces and (updates := collect_updates(files.records())) is not None:
+        updates = None if traces else collect_updates(files.records())
+        if updates is not None:
             self.updates[trial.name] = updates
             traces = {"": updates.trace}
+        traces = {name: trace for name, trace in traces.items() if read_trace(trace)}
         if failure is None:
-            if not traces:
+            if not traces and updates is None:
                 raise UserError(
                     f"{trial.title}: nothing was trained, so there is nothing to compare: the script must make steps "
                     "with a torch optimizer or lockstep.Run"
                 )
             finding = finding._replace(digest=self._digest(files, traces))
-        traces = {name: trace for name, trace in traces.items() if read_trace(trace)}
         if traces:
             finding = finding._replace(steps=max(len(read_trace(trace)) for trace in traces.values()))
-        if self.findings and traces:  # also after a failure: a difference may be its cause
+        if self.findings and updates is not None and "one" in self.updates:
+            finding = self._judged(finding, updates)
+        elif self.findings and traces:  # also after a failure: a difference may be its cause
             finding = self._compared(finding, traces)
         self.findings.append(finding)
         is_first = len(self.findings) == 1 and failure is None
@@ -190,8 +196,6 @@ class _Comparison:
                 f"the script's runs have different folders each time ({ours}; {theirs}), so none could resume after a "
                 "stop: give them fixed names"
             )
-        if self.has_own_loop:
-            return self._judged(finding)
         for name in sorted(first.keys() & traces.keys()):
             difference = first_difference(first[name], traces[name])
             if difference is None and finding.failure is None:
@@ -204,11 +208,11 @@ class _Comparison:
                 )
         return finding
 
-    def _judged(self, finding: VerifyFinding) -> VerifyFinding:
+    def _judged(self, finding: VerifyFinding, many: RecordedUpdates) -> VerifyFinding:
         """Compare the updates of a script with its own loop, of which rounding is expected."""
-        one, many = self.updates["one"], self.updates[finding.trial.name]
+        one = self.updates["one"]
         mistake, amplified_at = judge_updates(one, many, is_complete=finding.failure is None)
-        at = mistake or first_difference(one.trace, many.trace, UPDATE_PHASES)
+        at = mistake or (first_difference(one.trace, many.trace, UPDATE_PHASES) if many.num_updates else None)
         if at is None:
             return finding
         if mistake is None:
@@ -303,12 +307,18 @@ def _size(at: TraceDifference, one: RecordedUpdates, many: RecordedUpdates) -> s
     """Return the size of a difference between the jobs, in words; None if it is one between the ranks alone."""
     if at.phase == END_OF_RUN:
         return None
-    gap = largest_gap(at.phase, one.rank_0.values(at.step), many.rank_0.values(at.step), tensor=at.tensor)
+    pair = UpdateValues(one.rank_0.values(at.step), many.rank_0.values(at.step)).pairs(at.phase).get(at.tensor)
+    if pair is None or pair[0].size == 0:
+        return None
+    gap = largest_gap(pair)
     is_between_ranks = many.disagreement is not None and at == many.disagreement.at
-    return None if gap is None or (gap.largest == 0 and is_between_ranks) else str(gap)
+    return None if gap.largest == 0 and is_between_ranks else str(gap)
 
 
-def _misplaced_options(target: Sequence[str]) -> list[str]:
+def _misplaced_options(target: Sequence[str], failure: TrialFailure) -> list[str]:
+    """Return a note if a script seems to have failed because of options that were meant for `lockstep verify`."""
+    if _USAGE_ERROR not in failure.text:
+        return []
     script, *arguments = target[1:] if target[0] == "-m" else target
     misplaced = [argument for argument in arguments if argument.partition("=")[0] in _OPTIONS]
     options = ", ".join(misplaced)

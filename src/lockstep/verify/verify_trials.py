@@ -128,9 +128,10 @@ class ConfigUnderTest:
     settings: Sequence[str]  # the config and its overrides
 
     def command(self, segment: RunSegment, files: TrialFiles) -> list[str]:
-        command = [sys.executable, "-m", "lockstep", "train", *self.settings, "--run", str(files.run)]
-        command += ["-n", str(segment.processes)] if segment.processes > 1 else []
-        return command + (["--stop-after", str(segment.stop_after)] if segment.stop_after is not None else [])
+        options = ["--stop-after", str(segment.stop_after)] if segment.stop_after is not None else []
+        if segment.processes > 1:
+            options += ["-n", str(segment.processes), "--hang-stop", _HANG_STOP_S]
+        return [sys.executable, "-m", "lockstep", "train", *self.settings, "--run", str(files.run), *options]
 
     def verify_request(self, segment: RunSegment, number: int, files: TrialFiles) -> VerifyRequest:  # noqa: ARG002
         return VerifyRequest(files.rank_folder(number))

@@ -213,6 +213,13 @@ MISTAKES = [
         is_slow=False,
     ),
     wrong(
+        "only rank 0 trains",
+        r"The ranks of one job made different numbers of steps \(rank 0 made 2, rank 1 made 0\): share the samples",
+        wrapped="model",
+        inputs="if rank: break",
+        is_slow=False,
+    ),
+    wrong(
         "each rank writes the checkpoint",
         r"^\[!\] only rank 0 creates checkpoints and results: rank 1 wrote model\.pt$",
         code=0,

@@ -2,6 +2,7 @@
 
 import os
 import time
+from pathlib import Path
 
 import pytest
 
@@ -17,13 +18,15 @@ from tests.unit.supervision.observations import TORCH, calls, seen
 S = 30.0
 MAIN = 'Thread 0x1 (most recent call first):\n  File "/home/me/train.py", line 3 in main\n'
 HELPER = 'Thread 0x2 (most recent call first):\n  File "/home/me/upload.py", line 9 in run\n'
-STDLIB = os.path.dirname(os.__file__)
+STDLIB = Path(os.__file__).parent
 COPYING = f'Thread 0x2 (most recent call first):\n  File "{STDLIB}/shutil.py", line 9 in copyfileobj\n'
 TIMER = (
     f'Thread 0x2 (most recent call first):\n  File "{STDLIB}/threading.py", line 331 in wait\n'
     f'  File "{STDLIB}/threading.py", line 1376 in run\n'
 )
-IDLE_POOL = f'Thread 0x2 (most recent call first):\n  File "{STDLIB}/concurrent/futures/thread.py", line 81 in _worker\n'
+IDLE_POOL = (
+    f'Thread 0x2 (most recent call first):\n  File "{STDLIB}/concurrent/futures/thread.py", line 81 in _worker\n'
+)
 FEEDER = (
     f'Thread 0x2 (most recent call first):\n  File "{STDLIB}/threading.py", line 327 in wait\n'
     f'  File "{STDLIB}/multiprocessing/queues.py", line 231 in _feed\n'

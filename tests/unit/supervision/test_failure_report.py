@@ -76,7 +76,10 @@ def test_a_rank_that_skipped_a_collective_is_the_cause_when_gloo_aborts_another(
     assert verdict.messages[0].startswith(
         "rank 1 of 3 on node7, the cause: it skipped the barrier, according to torch's"
     )
-    assert "gloo seems to have aborted rank 0 (killed by SIGABRT), which received its data in another collective" in verdict.messages[0]
+    assert (
+        "gloo seems to have aborted rank 0 (killed by SIGABRT), which received its data in another collective"
+        in verdict.messages[0]
+    )
     assert (verdict.rank, verdict.victims, verdict.exit_code) == (1, (0, 2), 3)
     heading = explain_failure(exits, FailureContext(3)).messages[0].splitlines()[0]
     assert heading.startswith("rank 0 of 3 failed, the cause: killed by SIGABRT (if gloo wrote `op.preamble.length")

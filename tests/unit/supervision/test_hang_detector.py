@@ -201,9 +201,7 @@ def test_a_rank_is_reported_by_itself_after_another_one_was(tmp_path: Path) -> N
     assert detector._report([first, second], {1}, False, FailureContext(2)) is not None
 
 
-def test_the_time_that_the_machine_was_asleep_is_not_learned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_time_that_the_machine_was_asleep_is_not_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     detector = HangDetector(1.0, lambda number: RankFiles(tmp_path, number), lambda _: None)
     paused = rank(0, Phase.SCRIPT, 50, step=0, collectives=3)
     detector._report([paused], {0}, False, FailureContext(1))

@@ -27,6 +27,13 @@ def test_rows_padded_to_another_length_are_alike(left: bool, value: int) -> None
     assert not are_alike(one, many[:-1])
 
 
+def test_padding_that_few_rows_have_among_rows_with_other_ends() -> None:
+    others = [[100 + number, 200 + number] for number in range(40)]
+    one = padded(*SENTENCES, *others)
+    many = padded(*SENTENCES[:2], *others[:20]) + padded(*SENTENCES[2:], *others[20:])
+    assert are_alike(one, many)
+
+
 def test_rows_that_another_model_has_computed_are_alike() -> None:
     values = torch.randn(32, 10, generator=torch.Generator().manual_seed(0))
     one, many = record_rows(values), record_rows(values.flip(0) * (1 + 1e-6))

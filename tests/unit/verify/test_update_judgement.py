@@ -130,6 +130,7 @@ def decayed(factor: float) -> Change:
     [
         ({"gradients": scaled(1.05, from_step=3)}, 3, "gradient"),
         ({"gradients": scaled(1e7, only="key_bias")}, 1, "gradient"),
+        ({"gradients": scaled(1.0005)}, 1, "gradient"),
         ({"moves": decayed(1.2)}, 1, "weights"),
         ({"between": scaled(1.001)}, 2, "start"),
         ({"between": scaled(1.16, from_step=4)}, 4, "start"),
@@ -146,6 +147,17 @@ def test_what_is_more_than_rounding_is_found_where_it_begins(
     found = judged(both, **parts)
     assert found is not None
     assert (found.step, found.phase) == (step, phase)
+
+
+def test_a_small_tensor_that_moves_otherwise_is_not_hidden_by_large_ones(judged: Any) -> None:
+    def odd(factor: float) -> Change:
+        return lambda step, gradient: {"w": sgd(step, gradient)["w"], "key_bias": np.full(64, 1e-4 * factor)}
+
+    same = {"gradients": lambda _, each: each | {"key_bias": np.full(64, 1e-3)}}
+    assert judged(same | {"moves": odd(1.0)}, moves=odd(1.01)) is None
+    found = judged(same | {"moves": odd(1.0)}, moves=odd(2.0))
+    assert found is not None
+    assert (found.phase, found.tensor) == ("weights", "key_bias")
 
 
 def test_weights_that_both_jobs_change_between_updates(judged: Any) -> None:

@@ -1,5 +1,6 @@
 """A healthy job is left alone: a rank that only takes longer than before is reported, and not stopped."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from tests.commands import LOCKSTEP, Finished, run
 
 AT_A_TIME = 3  # launches
-LIMIT_S = 1.0
+LIMIT_S = 2.0
 PAUSE_S = 3 * LIMIT_S  # a report is repeated after four times as long
 
 # A quick job that pauses, on rank 0 or on both.
@@ -121,12 +122,12 @@ def test_more_pauses_are_reported_once_and_go_on(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_long_pause_is_reported_at_growing_intervals_and_ends_at_the_stop_limit(tmp_path: Path) -> None:
-    ended = paused(tmp_path / "run", "evaluation", 60.0, "--hang-stop", "18")
+    ended = paused(tmp_path / "run", "evaluation", 90.0, "--hang-stop", "36")
     assert ended.code == 5, ended.err
     reports = [line for line in ended.err.splitlines() if line.startswith("lockstep: rank 0 of 2")]
-    assert len(reports) == 3, "after 1 s, 4 times as long, and at the end"
-    assert "The job ends only after 18 s" in reports[1]
-    assert "The job ends, after more than 18 s without a sign of life (--hang-stop)" in reports[2]
+    assert len(reports) == 3, "after 2 s, 4 times as long, and at the end"
+    assert "The job ends only after 36 s" in reports[1]
+    assert "The job ends, after more than 36 s without a sign of life (--hang-stop)" in reports[2]
 
 
 NO_OPTIMIZER = """
@@ -149,9 +150,9 @@ def test_a_script_without_an_optimizer_is_reported_as_soon(tmp_path: Path) -> No
     command = [*LOCKSTEP, "run", "-n", "2", "--hang-limit", "1", "--hang-stop", "1", "--incidents", "incidents"]
     ended = run([*command, "script.py", "3"], tmp_path)
     assert ended.code == 5
-    first = ended.err.splitlines()[0]
-    seconds = int(first.partition("rank 1 of 2")[2].partition("made no progress for ")[2].partition(" s")[0])
-    assert 1 <= seconds <= 6, "reported within five seconds after the limit"
+    first = next(line for line in ended.err.splitlines() if "rank 1 of 2" in line)
+    reports = [json.loads(path.read_text()) for path in (tmp_path / "incidents").glob("*-hang*.json")]
+    assert 0 <= min(report["overdue_s"] for report in reports) <= 5
     assert "it waits or sleeps at script.py:10 in <module>. Rank 0 waits for it in barrier at script.py:11" in first
 
 

@@ -10,7 +10,7 @@ import re
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Literal
@@ -62,8 +62,6 @@ def start_agent(plan: LaunchPlan, target: Sequence[str]) -> int:
         )
     check_plan(plan)
     check_target(target)
-    if (notice := _unused_address(plan)) is not None:
-        print(f"lockstep: {notice}", file=sys.stderr)
     processes = RankProcesses(target, is_warm=plan.supervision.is_warm)
     try:
         processes.prepare()  # the fork server imports torch while we do
@@ -71,8 +69,14 @@ def start_agent(plan: LaunchPlan, target: Sequence[str]) -> int:
         from lockstep.launcher.agent import count_devices, run_agent
 
         nproc = count_devices() if plan.nproc == "auto" else plan.nproc
+        node = node_of(plan, nproc)
+        if node.count == 1 and (unused := _given_address(plan)):
+            print(
+                f"lockstep: not used: {unused}; without several machines (--nnodes), every start takes a free port",
+                file=sys.stderr,
+            )
         with titled_agent(describe_target(target)):
-            return run_agent(processes, nproc, node_of(plan, nproc), plan.supervision, rdzv_endpoint=plan.rdzv_endpoint)
+            return run_agent(processes, nproc, node, plan.supervision, rdzv_endpoint=plan.rdzv_endpoint)
     finally:
         processes.close()
 
@@ -141,19 +145,20 @@ def _problem_with_script(script: Path) -> str | None:
     return "no such script"
 
 
-def _unused_address(plan: LaunchPlan) -> str | None:
-    """Return what to say if the plan has an address for machines to meet at, and there is only one machine."""
+def _given_address(plan: LaunchPlan) -> str:
+    """Return the options for an address that machines meet at, as they were given; empty if none was."""
     given = {"--master-addr": plan.master_addr, "--master-port": plan.master_port}
-    unused = [f"{option} {value}" for option, value in given.items() if value is not None]
-    if not unused or (plan.nnodes or 1) > 1:
-        return None
-    return f"not used: {' '.join(unused)}; without several machines (--nnodes), every start takes a free port"
+    return " ".join(f"{option} {value}" for option, value in given.items() if value is not None)
 
 
 def node_of(plan: LaunchPlan, nproc: int) -> MachineNode:
     """Return this machine's place in the job, from the options or else from the environment."""
     if plan.nnodes is None:
-        return environment.read_node(nproc)
+        node = environment.read_node(nproc)
+        if node.count == 1:
+            return node
+        address = plan.master_addr or node.master_addr
+        return replace(node, master_addr=address, master_port=plan.master_port or node.master_port)
     host, _, _ = (plan.rdzv_endpoint or "").rpartition(":")
     return MachineNode(
         plan.node_rank or 0,

@@ -150,6 +150,16 @@ MISTAKES = [
         command="lockstep run -n 1 train.py",
         code=0,  # the script's own: it does not look at how its processes end
     ),
+    Mistake(
+        "a Process of Python's own inside a rank",
+        NESTED,
+        script=SPAWNING.format(
+            inside=ADDRESS, before="import multiprocessing; mp = multiprocessing.get_context('spawn')", start=PROCESSES
+        ),
+        command="lockstep run -n 1 train.py",
+        code=0,
+        is_slow=True,
+    ),
     # launch
     Mistake(
         "launch is given a result",

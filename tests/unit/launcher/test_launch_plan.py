@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.config import environment
 from lockstep.config.placement import MachineNode, is_loopback
 from lockstep.errors import UserError
 from lockstep.launcher.launch_plan import LaunchPlan, SupervisionOptions, node_of, start_agent
@@ -45,6 +46,16 @@ def test_the_options_say_where_machines_meet() -> None:
     assert not is_loopback(node_of(LaunchPlan(nnodes=2, rdzv_endpoint="node-a:29400"), 4).master_addr)
     assert is_loopback(node_of(LaunchPlan(nnodes=2, rdzv_endpoint="localhost:29400"), 4).master_addr)
     assert is_loopback(node_of(LaunchPlan(nnodes=1), 4).master_addr)
+
+
+def test_where_machines_meet_may_be_given_without_their_number() -> None:
+    plan = LaunchPlan(master_addr="10.0.0.1", master_port=29511)
+    assert node_of(plan, 4) == MachineNode(), "one machine, which listens on loopback"
+    with environment.temporary_variables(
+        {"RANK": "4", "WORLD_SIZE": "8", "MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "29500"}
+    ):
+        assert node_of(plan, 4) == MachineNode(1, 2, "10.0.0.1", 29511)
+        assert node_of(LaunchPlan(), 4) == MachineNode(1, 2, "10.0.0.7", 29500)
 
 
 def test_several_processes_need_linux(monkeypatch: pytest.MonkeyPatch) -> None:

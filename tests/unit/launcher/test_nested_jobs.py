@@ -4,7 +4,7 @@ import pytest
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 from lockstep.config import environment
-from lockstep.errors import UserError, WorldError
+from lockstep.errors import ConfigError, UserError, WorldError
 from lockstep.launcher.nested_jobs import SpawnedFunction, error_of_child
 from lockstep.world.process_group import setup_distributed
 
@@ -44,10 +44,23 @@ def test_a_function_that_joins_no_job_is_called_as_ever(monkeypatch: pytest.Monk
 
 
 def test_the_error_of_a_spawned_process() -> None:
-    text = "\n\n-- Process 1 terminated with the following error:\nTraceback …\n{}\n"
+    text = (
+        "\n\n-- Process 1 terminated with the following error:\nTraceback (most recent call last):\n"
+        '  File "train.py", line 3, in work\n    join()\n    ^^^^^^\n{}\n'
+    )
     named = error_of_child(ProcessRaisedException(text.format("lockstep.errors.WorldError: no store"), 1, 7))
     assert (type(named), str(named)) == (WorldError, "no store")
+    several = error_of_child(
+        ProcessRaisedException(text.format("lockstep.errors.ConfigError: a.yaml: x\n  b.yaml: y"), 1, 7)
+    )
+    assert isinstance(several, ConfigError)
+    assert several.problems == ("a.yaml: x", "  b.yaml: y")
     for other in (
+        ProcessRaisedException(
+            text.format("lockstep.errors.UserError: x\n") + text.format("ValueError: lockstep.errors.UserError: x"),
+            1,
+            7,
+        ),
         ProcessRaisedException(text.format("ValueError: x"), 1, 7),
         ProcessExitedException("exit", 1, 7, 3),
         UserError("lockstep.errors.WorldError: no store"),

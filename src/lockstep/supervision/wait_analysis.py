@@ -128,8 +128,7 @@ def is_waiting_for_data(observed: RankObservation) -> bool:
 
 def find_stuck_data_worker(observed: RankObservation) -> StuckDataWorker | None:
     """Return the data worker that a rank waits for: a dead or stopped one, else the one that has read the longest."""
-    rank_name = "" if observed.state is None else observed.state.name
-    children = [child for child in observed.children if _is_data_worker(child, rank_name)]
+    children = [child for child in observed.children if _is_data_worker(child)]
     workers = [
         StuckDataWorker(
             index if child.data_worker is None else child.data_worker.number, child, user_frame(_own_frames(child))
@@ -162,11 +161,11 @@ def _late_on_the_gpu(observed: RankObservation) -> Collective | None:
     return next((each for each in unfinished if time.time() > each.started + _LATE_S), None)
 
 
-def _is_data_worker(child: ChildProcess, rank_name: str) -> bool:
-    """Decide by its heartbeat or stack; without a stack, by its name: torch's for workers, or the rank's."""
+def _is_data_worker(child: ChildProcess) -> bool:
+    """Decide by its heartbeat or stack; without a stack, by the name that torch gives to workers."""
     if child.data_worker is not None or child.state is None or child.frames:
         return child.data_worker is not None or any(frame.is_in(*_DATA_LOADING) for frame in child.frames)
-    return child.state.name in ("pt_data_worker", rank_name)
+    return child.state.name == "pt_data_worker"
 
 
 def _own_frames(child: ChildProcess) -> Sequence[StackFrame]:

@@ -63,14 +63,15 @@ def test_a_blocked_file_is_named(tmp_path: Path, script: str, words: str) -> Non
     ("before", "is_only_writer"),
     [
         ("", True),
-        ("if os.fork() == 0: time.sleep(60)", False),  # the child has it open for writing
-        ("if os.fork() == 0: os.close(w); time.sleep(60)", True),
+        ("if os.fork() == 0: die_with_parent(parent); time.sleep(60)", False),  # the child has it open for writing
+        ("if os.fork() == 0: die_with_parent(parent); os.close(w); time.sleep(60)", True),
         ("os.mkfifo(PATH); r = os.open(PATH, os.O_RDWR)", False),  # anybody may open it by its name
     ],
 )
 def test_a_pipe_that_no_other_process_can_write_to(tmp_path: Path, before: str, is_only_writer: bool) -> None:
     opened = before.replace("PATH", repr(str(tmp_path / "pipe")))
-    script = f"import os, time\nr, w = os.pipe()\n{opened}\nprint('ready', flush=True)\nos.read(r, 1)"
+    imports = "import os, time\nfrom lockstep.supervision.linux_processes import die_with_parent"
+    script = f"{imports}\nparent = os.getpid()\nr, w = os.pipe()\n{opened}\nprint('ready', flush=True)\nos.read(r, 1)"
     with running(script) as process:
         wait_for(lambda: blocked_in(process.pid).startswith("read of"), 10, "it reads")
         wait_for(lambda: is_only_writer_of_its_pipe(process.pid) == is_only_writer, 10, "known")

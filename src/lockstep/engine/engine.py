@@ -11,6 +11,7 @@ from lockstep.engine.gradient_math import all_finite, global_norm
 from lockstep.engine.loss_table import Terms
 from lockstep.engine.torch_internals import backward_without_checks
 from lockstep.errors import UserError
+from lockstep.world.determinism import raise_for_missing_kernel
 
 
 class GradientPass(Protocol):
@@ -208,7 +209,9 @@ def run_backward(
         losses, scales = [loss for loss, _ in kept], [scale for _, scale in kept]
     if not losses:
         return
-    if set(map(type, losses)) == {Tensor}:
-        backward_without_checks(losses, scales, retain_graph=retain_graph, inputs=inputs)
-    else:
-        torch.autograd.backward(losses, scales, retain_graph=retain_graph, inputs=inputs)
+    run = backward_without_checks if set(map(type, losses)) == {Tensor} else torch.autograd.backward
+    try:
+        run(losses, scales, retain_graph=retain_graph, inputs=inputs)
+    except RuntimeError as error:
+        raise_for_missing_kernel(error)
+        raise

@@ -26,6 +26,7 @@ from lockstep.train.pending_pass import Loss, PendingPass, SavedBuffer
 from lockstep.train.resume.progress import StepBoundaries
 from lockstep.train.step_timer import StepTimer
 from lockstep.train.train_state import Models
+from lockstep.world.determinism import raise_for_missing_kernel
 from lockstep.world.keyed_random import derive_key, preserve_rng_states, seed_rngs
 
 
@@ -383,7 +384,11 @@ class Step:
         self.weight = weight
 
     def _loss_of(self, loss: Loss, model: Models, data: Any) -> Term | Terms:
-        return loss(model, data) if self.weight is None else self._weighted(loss, model, data)
+        try:
+            return loss(model, data) if self.weight is None else self._weighted(loss, model, data)
+        except RuntimeError as error:
+            raise_for_missing_kernel(error)
+            raise
 
     def _replay(self, loss: Loss, model: Models, pending: PendingPass) -> Iterator[LaneGradients]:
         """Compute each lane's gradients again: they are the same, because a lane's random numbers are keyed."""

@@ -5,11 +5,13 @@ the CPU there is nothing to set: with a fixed number of threads its kernels are 
 """
 
 import platform
+import re
 from typing import Any
 
 import torch
 
 from lockstep.config.environment import set_cublas_workspace
+from lockstep.errors import UserError
 from lockstep.world.world import World
 
 
@@ -19,7 +21,8 @@ def set_determinism_flags(device: torch.device, *, tf32: bool, deterministic: bo
     Args:
         device: the device this process computes on.
         tf32: allow TF32, which rounds the factors of fp32 products to 10 bits of mantissa.
-        deterministic: use only deterministic kernels; an operation that has none raises an error that names it.
+        deterministic: use only deterministic kernels; an operation that has none raises an error that names it
+            (`raise_for_missing_kernel` turns it into one for users).
             If False, cuDNN searches for its fastest kernels instead.
     """
     if device.type != "cuda":
@@ -44,6 +47,19 @@ def get_determinism_flags(device: torch.device) -> dict[str, Any]:
         "matmul_precision": torch.backends.cuda.matmul.fp32_precision,
         "conv_precision": torch.backends.cudnn.conv.fp32_precision,  # type: ignore[attr-defined]
     }
+
+
+def raise_for_missing_kernel(error: RuntimeError) -> None:
+    """Raise a `UserError` with the remedy, if this is torch's error for an operation without a deterministic kernel.
+
+    torch's own advice is for those who called `use_deterministic_algorithms` themselves.
+    """
+    found = re.match(r"(\S+) does not have a deterministic implementation", str(error))
+    if found is not None:
+        raise UserError(
+            f"{found[1]}, which the model or its loss uses, has no deterministic kernel, so the same run would not "
+            'give the same bits twice: use another operation, or give up the same bits with determinism="fast"'
+        ) from error
 
 
 def environment_fingerprint(world: World) -> dict[str, Any]:

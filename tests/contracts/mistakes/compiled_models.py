@@ -10,7 +10,7 @@ MISTAKES = [
         script=training_script(
             before="from torch.nn.parallel import DistributedDataParallel",
             run="None, world",
-            model='torch.compile(DistributedDataParallel(nn.Linear(8, 3)), backend="eager")',
+            model='torch.compile(DistributedDataParallel(nn.Linear(8, 3).to(world.device)), backend="eager")',
         ),
         command="lockstep run -n 1 train.py",
         says=r"compiled model contains a DistributedDataParallel, .*: compile the bare model, run\.prepare\(",
@@ -41,7 +41,7 @@ def first(world):
 bare = nn.Linear(8, 3)
 path = lockstep.export_weights("runs/mine", "model.pt")
 bare.load_state_dict(torch.load(path, weights_only=True))
-assert torch.equal(bare.weight, model.weight)
+assert torch.equal(bare.weight, model.weight.cpu())
 print("loaded", *torch.load(path, weights_only=True))
 """,
         ),

@@ -37,7 +37,36 @@ class Drawing(nn.Linear):
         self.generator = torch.Generator().manual_seed(0)
 
     def forward(self, inputs):
-        return super().forward(inputs + torch.randn(inputs.shape, generator=self.generator))
+        noise = torch.randn(inputs.shape, generator=self.generator)
+        return super().forward(inputs + noise.to(inputs.device))
+"""
+
+NOT_DETERMINISTIC = """
+torch.use_deterministic_algorithms(True)  # on a GPU, lockstep does this
+
+
+def overwrite(values):
+    return torch.zeros_like(values).put_(torch.arange(values.numel(), device=values.device), values.flatten())
+
+
+class OverwriteGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(context, values):
+        return values.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        return overwrite(gradient)
+
+
+class Forward(nn.Linear):
+    def forward(self, inputs):
+        return super().forward(overwrite(inputs))
+
+
+class Backward(nn.Linear):
+    def forward(self, inputs):
+        return OverwriteGradient.apply(super().forward(inputs))
 """
 
 MISTAKES = [
@@ -116,6 +145,16 @@ MISTAKES = [
             loader="run.loader(data, global_batch=24, lanes=4, tail='pad')",
         ),
         says=r"tail=pad adds samples of weight zero, so the loss must take weights: loss\(model, batch, weight\)",
+    ),
+    Mistake(
+        "a forward pass without a deterministic kernel",
+        script=training_script(before=NOT_DETERMINISTIC, model="Forward(8, 3)"),
+        says=r"put_, which the model or its loss uses, has no deterministic kernel, .* with determinism=\"fast\"",
+    ),
+    Mistake(
+        "a backward pass without a deterministic kernel",
+        script=training_script(before=NOT_DETERMINISTIC, model="Backward(8, 3)"),
+        says=r"put_, which the model or its loss uses, has no deterministic kernel",
     ),
     Mistake(
         "a counter in the model",

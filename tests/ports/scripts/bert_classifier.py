@@ -38,7 +38,8 @@ class Bert(nn.Module):
         self.pooler, self.classifier = nn.Linear(width, width), nn.Linear(width, labels)
 
     def forward(self, input_ids, token_type_ids, attention_mask):
-        x = self.word(input_ids) + self.kind(token_type_ids) + self.position(torch.arange(input_ids.shape[1]))
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device)
+        x = self.word(input_ids) + self.kind(token_type_ids) + self.position(positions)
         for number, (attention, mlp) in enumerate(zip(self.attention, self.mlps, strict=True)):
             x = self.norms[2 * number](x + self.dropout(attention(x, attention_mask)))
             x = self.norms[2 * number + 1](x + self.dropout(mlp(x)))

@@ -26,12 +26,15 @@ from lockstep.supervision.io_recorder import OutputRecord
 from lockstep.supervision.sampler_epochs import SamplerEpochs
 
 MAX_KEPT_VALUES = 4096  # per tensor
+RANDOM_NUMBERS = "random numbers"  # among the layers: the model draws some, as functional dropout does
 START, ROWS, GRADIENT, RATES, WEIGHTS, BUFFERS = "start", "rows", "gradient", "rates", "weights", "buffers"
 
 # What DistributedDataParallel, torch.compile, Fabric and FSDP insert into the names of parameters.
 _WRAPPER_PREFIX = re.compile(r"(?:^|(?<=\.))(?:module|_orig_mod|_forward_module|_fsdp_wrapped_module)\.")
 _WAIT_FOR_RANKS_S = 20.0
 _DEVICE_TYPES = ("cpu", "cuda")
+# Of optimizers, and what they are called in messages.
+_SETTINGS = {"lr": "learning rate", "weight_decay": "weight decay", "momentum": "momentum", "betas": "pair of betas"}
 
 
 class StepRecorder:
@@ -108,11 +111,12 @@ class _Recording:
         parameters = dict(self._models.named_parameters(optimizer))
         gradients = {name: parameter.grad for name, parameter in parameters.items()}
         self._values = {}
+        self._epochs.note_update()
         self._phases = {
             START: self._digests(START, parameters, known=self._weights),
             ROWS: {"rows": self._models.take_rows()},
             GRADIENT: self._digests(GRADIENT, gradients),
-            RATES: _learning_rates(optimizer),
+            RATES: _settings(optimizer),
         }
 
     def _after_step(self, optimizer: Any) -> None:
@@ -136,7 +140,7 @@ class _Recording:
             "phases": phases,
             "layers": sorted(self._models.layers),
             "has_low_precision": self._models.has_low_precision,
-            "repeats_epoch": self._epochs.has_repeated,
+            "repeated_epoch": self._epochs.repeated,
         }
         with self._files.updates.open("a") as file:
             file.write(json.dumps(line) + "\n")
@@ -181,14 +185,19 @@ class _ModelRecorder:
         self._models: list[Any] = []
         self._rows: list[RecordedRow] = []  # since the last update
         self._depth = 0  # of nested forward calls
-        self._has_rows = False  # the outermost call's rows are recorded, or it needs none
+        # Of the outermost call:
+        self._has_rows = False  # its rows are recorded, or it needs none
+        self._is_given = False  # they are those of its own argument, and not of a layer's
+        self._inner_batch: Any = None  # the layer's
+        self._begin = 0  # how many rows there were before
+        self._random_state: Any = None
 
     def add_hooks(self) -> list[Any]:
         from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
         return [
             register_module_forward_pre_hook(self._before_forward),
-            register_module_forward_hook(self._after_forward, always_call=True),
+            register_module_forward_hook(self._after_forward, with_kwargs=True, always_call=True),
         ]
 
     def take_rows(self) -> list[RecordedRow]:
@@ -224,22 +233,48 @@ class _ModelRecorder:
         self._depth += 1
         self.has_low_precision |= any(torch.is_autocast_enabled(kind) for kind in _DEVICE_TYPES)
         if self._depth == 1:
-            self._has_rows = not torch.is_grad_enabled() or next(module.parameters(), None) is None
-            if not self._has_rows:
-                self._add_model(module)
-                self.layers |= {type(part).__name__ for part in module.modules() if _mixes_or_draws(part)}
+            self._begin_outermost(module)
         if not self._has_rows:
-            # A tensor that requires a gradient was computed, for example by another model: it is not data.
-            data = [arg for arg in args if isinstance(arg, torch.Tensor) and arg.ndim and not arg.requires_grad]
+            # A part that is called by itself, for example to compute activations again, is given masks besides data.
+            is_part = self._depth == 1 and not self._is_model(module)
+            data = [arg for arg in (args[:1] if is_part else args) if _is_data(arg)]
+            self._has_rows = bool(data) or is_part
+            self._is_given |= self._has_rows and self._depth == 1
             if data:
-                self._has_rows = True
+                self._inner_batch = data[0]
                 self._rows += record_rows(data[0])
 
-    def _after_forward(self, *_: Any) -> None:
+    def _begin_outermost(self, module: Any) -> None:
         import torch
 
-        if not torch.compiler.is_compiling():
-            self._depth -= 1
+        self._has_rows = not torch.is_grad_enabled() or next(module.parameters(), None) is None
+        self._is_given, self._inner_batch, self._begin = self._has_rows, None, len(self._rows)
+        self._random_state = None if self._has_rows else _random_state()
+        if not self._has_rows:
+            self._add_model(module)
+            self.layers |= {type(part).__name__ for part in module.modules() if _mixes_or_draws(part)}
+
+    def _after_forward(self, _: Any, args: Any, *others: Any) -> None:
+        import torch
+
+        if torch.compiler.is_compiling():
+            return
+        self._depth -= 1
+        if self._depth == 0 and len(others) == 2:  # arguments by name, and the result: there was no error
+            if not self._is_given:
+                self._prefer_given([*args, others[0]])
+            if self._random_state is not None and not _is_equal(self._random_state, _random_state()):
+                self.layers.add(RANDOM_NUMBERS)
+
+    def _prefer_given(self, arguments: Any) -> None:
+        """Record what the model was given by name, unless the recorded rows are of that: not positions, for example."""
+        given = [value for each in arguments if isinstance(each, Mapping) for value in each.values() if _is_data(value)]
+        places = [tensor.untyped_storage().data_ptr() for tensor in given]
+        if given and (self._inner_batch is None or self._inner_batch.untyped_storage().data_ptr() not in places):
+            self._rows[self._begin :] = record_rows(max(given, key=lambda tensor: tensor.numel()))
+
+    def _is_model(self, module: Any) -> bool:
+        return any(each is module for each in self._models)
 
     def _add_model(self, model: Any) -> None:
         known = {id(module) for each in self._models for module in each.modules()}
@@ -248,6 +283,26 @@ class _ModelRecorder:
         parts = {id(module) for module in model.modules()}  # which may have been called directly before
         self._models = [*(each for each in self._models if id(each) not in parts), model]
         self.has_low_precision |= _has_low_precision(model)
+
+
+def _is_data(value: Any) -> bool:
+    """Is this a tensor with rows? One that requires a gradient was computed, for example by another model."""
+    import torch
+
+    return isinstance(value, torch.Tensor) and value.ndim > 0 and not value.requires_grad
+
+
+def _random_state() -> list[Any]:
+    import torch
+
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        states.append(torch.cuda.get_rng_state())
+    return states
+
+
+def _is_equal(before: list[Any], after: list[Any]) -> bool:
+    return all(bool((left == right).all()) for left, right in zip(before, after, strict=False))
 
 
 def _has_low_precision(model: Any) -> bool:
@@ -279,9 +334,15 @@ def _mixes_or_draws(module: Any) -> bool:
     )
 
 
-def _learning_rates(optimizer: Any) -> dict[str, str]:
-    groups = [(number, group) for number, group in enumerate(optimizer.param_groups) if "lr" in group]
-    return {f"learning rate {number}": repr(float(group["lr"])) for number, group in groups}
+def _settings(optimizer: Any) -> dict[str, str]:
+    """Return what scales the update of each group of parameters: numbers, separated by spaces."""
+    settings = {}
+    for number, group in enumerate(optimizer.param_groups):
+        for key, name in _SETTINGS.items():
+            values = group[key] if isinstance(group.get(key), tuple | list) else [group.get(key)]
+            if all(hasattr(value, "__float__") for value in values):
+                settings[f"{name} {number}"] = " ".join(repr(float(value)) for value in values)
+    return settings
 
 
 def _full_tensor_on_cpu(tensor: Any) -> Any:

@@ -4,7 +4,7 @@ import math
 
 from lockstep.config.plurals import count_noun
 from lockstep.events.step_trace import TraceDifference
-from lockstep.supervision.step_recorder import BUFFERS, GRADIENT, RATES, ROWS, START, WEIGHTS
+from lockstep.supervision.step_recorder import BUFFERS, GRADIENT, RANDOM_NUMBERS, RATES, ROWS, START, WEIGHTS
 from lockstep.verify.recorded_updates import (
     THE_ROWS,
     UPDATE_PHASES,
@@ -12,7 +12,7 @@ from lockstep.verify.recorded_updates import (
     RecordedUpdates,
 )
 from lockstep.verify.row_matching import differ_only_in_padding
-from lockstep.verify.update_judgement import LOW_PRECISION_ROUNDING, ROUNDING
+from lockstep.verify.update_judgement import LOW_PRECISION_ROUNDING, ROUNDING, Judgement
 from lockstep.verify.value_comparison import UpdateValues, alignment_of, relative_distance
 from lockstep.verify.verify_verdict import END_OF_RUN
 
@@ -23,6 +23,10 @@ _BATCH_ADVICE = (
 _AMPLIFIED = (
     "training has amplified rounding so far that it would hide a mistake in values: compare fewer --steps, in fp32, to "
     "be sure."
+)
+_NO_ROWS = (
+    "The samples were not compared: the first dimension of the model's inputs is not that of the samples, since other "
+    "rows gave the same gradient."
 )
 _PADDING_ADVICE = (
     "Each batch is padded to its own longest row, and a process has only its part of the batch: pad to a fixed length "
@@ -52,15 +56,15 @@ def explain_disagreement(disagreement: RankDisagreement, num_ranks: int) -> str:
             "no_sync() before the last backward pass of a step."
         )
     if phase == RATES:
-        return f"In step {step}, {rank} used a different learning rate than rank 0."
+        return f"In step {step}, {rank} did not use the same {_setting(tensor)} as rank 0."
     return (
         f"In step {step}, {rank} computed different weights than rank 0 ({tensor}) from the same gradient: its "
         "optimizer has a different state or different settings."
     )
 
 
-def explain_rounding(one: RecordedUpdates, many: RecordedUpdates, amplified_at: int | None) -> str:
-    """Say what it means that the jobs differ by rounding alone, which hides all else from `amplified_at` on."""
+def explain_rounding(one: RecordedUpdates, many: RecordedUpdates, judgement: Judgement) -> str:
+    """Say what it means that the jobs differ by rounding alone, and what was not compared."""
     last = min(one.num_updates, many.num_updates)
     apart = relative_distance(_values(last, one, many).pairs(WEIGHTS).values())
     grown = f", and after step {last} the weights differ by {apart:.2g} of their norm" if math.isfinite(apart) else ""
@@ -80,7 +84,8 @@ def explain_rounding(one: RecordedUpdates, many: RecordedUpdates, amplified_at: 
         f"order than one, and multiply smaller matrices. In {count_noun(last, 'step')} nothing else was found to "
         f"differ{grown}.{large}"
         + (f" In step {padded[0]}, the rows are the same but padded differently. {_PADDING_ADVICE}" if padded else "")
-        + ("" if amplified_at is None else f" From step {amplified_at} on, {_AMPLIFIED}")
+        + ("" if judgement.amplified_at is None else f" From step {judgement.amplified_at} on, {_AMPLIFIED}")
+        + ("" if judgement.compares_rows else f" {_NO_ROWS}")
         + " A loop with lockstep.Run gives the same bits on any number of processes."
     )
 
@@ -117,14 +122,15 @@ def _explain_phase(at: TraceDifference, one: RecordedUpdates, many: RecordedUpda
     if at.phase == GRADIENT:
         return _explain_gradient(at, one, many, num_ranks)
     if at.phase == RATES:
+        setting = _setting(at.tensor)
         return (
-            "The learning rate depends on the number of processes. That may be intended if the batch grows with them, "
-            "but the same batch gives the same result only with the same learning rate."
+            f"The {setting} depends on the number of processes. That may be intended if the batch grows with them, "
+            f"but the same batch gives the same result only with the same {setting}."
         )
     if at.phase == WEIGHTS:
         return (
             "The same gradient and learning rate changed the weights differently: the optimizer has different "
-            "settings (weight decay or momentum that depends on the number of processes?), or draws random numbers."
+            "settings (do they depend on the number of processes?), or draws random numbers."
         )
     assert at.phase == BUFFERS
     return (
@@ -135,8 +141,7 @@ def _explain_phase(at: TraceDifference, one: RecordedUpdates, many: RecordedUpda
 
 def _explain_rows(at: TraceDifference, one: RecordedUpdates, many: RecordedUpdates, num_ranks: int) -> str:
     own, theirs = one.num_rows(at.step), many.num_rows(at.step)
-    ranks = [sorted(row.digest for row in rows) for rows in many.rows[at.step - 1]]
-    if own and all(rows == sorted(one.all_rows(at.step).elements()) for rows in ranks):
+    if many.is_work_repeated(one, at.step):
         return (
             f"Each of the {num_ranks} processes was given the same {own} rows as the single process: the work is "
             "repeated, not shared. Give the DataLoader a DistributedSampler."
@@ -210,6 +215,11 @@ def _explain_gradient(at: TraceDifference, one: RecordedUpdates, many: RecordedU
     )
 
 
+def _setting(tensor: str) -> str:
+    """Return the name of an optimizer's setting, without the number of its group."""
+    return tensor.rpartition(" ")[0]
+
+
 def _place(difference: TraceDifference) -> int:
     return UPDATE_PHASES.index(difference.phase)
 
@@ -239,7 +249,7 @@ def _is_padded_otherwise(step: int, one: RecordedUpdates, many: RecordedUpdates)
 
 def _layers(many: RecordedUpdates) -> str:
     norms = [layer for layer in many.layers if "BatchNorm" in layer]
-    drops = [layer for layer in many.layers if "BatchNorm" not in layer]
+    drops = [layer for layer in many.layers if "BatchNorm" not in layer and layer != RANDOM_NUMBERS]
     lines = ["The same rows gave a different gradient, by more than rounding."]
     if norms:
         lines.append(
@@ -248,4 +258,9 @@ def _layers(many: RecordedUpdates) -> str:
         )
     if drops:
         lines.append(f"It has {', '.join(drops)}: every process draws its dropout masks from its own random stream.")
+    elif RANDOM_NUMBERS in many.layers:
+        lines.append(
+            "The model draws random numbers (by torch.nn.functional.dropout or as noise, for example): every process "
+            "draws them from its own random stream."
+        )
     return " ".join(lines)

@@ -42,7 +42,7 @@ class RecordedUpdates(NamedTuple):
     layers: list[str]  # those that mix the samples of a batch, or draw random numbers
     disagreement: RankDisagreement | None
     has_low_precision: bool  # bf16, fp16 or TF32
-    repeats_epoch: bool  # a DistributedSampler that shuffles has begun the same epoch twice
+    repeated_epoch: Sequence[int] | None  # two updates that begin the same epoch of a DistributedSampler that shuffles
     rank_0: OutputRecord
 
     @property
@@ -62,14 +62,10 @@ class RecordedUpdates(NamedTuple):
         """Return the digests of the rows of all ranks, and how often each was given."""
         return Counter(row.digest for row in self.rows_of(update))
 
-    @property
-    def repeated_epoch_length(self) -> int | None:
-        """Return after how many updates the rows begin again in the same order, though they are shuffled."""
-        if not self.repeats_epoch:
-            return None
-        rows = [self.all_rows(update) for update in range(1, self.num_updates + 1)]
-        lengths = (length for length in range(2, len(rows)) if rows[0] and rows[length:] == rows[: len(rows) - length])
-        return next(lengths, None)
+    def is_work_repeated(self, one: "RecordedUpdates", update: int) -> bool:
+        """Was each rank given all the rows that one process was given?"""
+        every = one.all_rows(update)
+        return bool(every) and all(Counter(row.digest for row in rows) == every for rows in self.rows[update - 1])
 
 
 def collect_updates(records: Sequence[OutputRecord]) -> RecordedUpdates | None:
@@ -92,7 +88,7 @@ def collect_updates(records: Sequence[OutputRecord]) -> RecordedUpdates | None:
         layers=sorted({layer for lines in recorded if lines for layer in lines[-1]["layers"]}),
         disagreement=_first_disagreement(by_update),
         has_low_precision=any(lines[-1]["has_low_precision"] for lines in recorded if lines),
-        repeats_epoch=any(lines[-1]["repeats_epoch"] for lines in recorded if lines),
+        repeated_epoch=next((pair for lines in recorded if lines and (pair := lines[-1]["repeated_epoch"])), None),
         rank_0=records[0],
     )
 

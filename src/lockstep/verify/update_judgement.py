@@ -14,6 +14,7 @@ tell nothing any more, and only rows, learning rates, ranks and the number of up
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from lockstep.events.step_trace import TraceDifference, read_trace
@@ -48,6 +49,7 @@ class Judgement(NamedTuple):
 
     mistake: TraceDifference | None  # the first difference that is more than rounding
     amplified_at: int | None = None  # the update from which on rounding hides what there is
+    compares_rows: bool = True  # not if the first dimension of the models' inputs is not that of the samples
 
 
 def judge_updates(one: RecordedUpdates, many: RecordedUpdates, *, is_complete: bool) -> Judgement:
@@ -71,7 +73,7 @@ def judge_updates(one: RecordedUpdates, many: RecordedUpdates, *, is_complete: b
         by_rank = sorted(set(many.updates_by_rank))
         what = f"{one.num_updates} steps and {' or '.join(str(count) for count in by_rank)}"
         return Judgement(TraceDifference(min(counts), END_OF_RUN, what, 1), judge.amplified_at)
-    return Judgement(None, judge.amplified_at)
+    return Judgement(None, judge.amplified_at, judge.compares_rows)
 
 
 def _place(difference: TraceDifference) -> int:
@@ -83,6 +85,7 @@ class _Judge:
 
     def __init__(self, one: RecordedUpdates, many: RecordedUpdates) -> None:
         self.amplified_at: int | None = None
+        self.compares_rows = True
         self._one, self._many = one, many
         self._traces = read_trace(one.trace), read_trace(many.trace)
         self._last_weights: dict[str, Pair] = {}
@@ -116,8 +119,9 @@ class _Judge:
 
     def _changed_before(self, step: int, names: list[str], values: UpdateValues) -> list[str]:
         """Return the weights that something other than an optimizer has changed differently, or that began so."""
-        if step == 1:
-            return names
+        if step == 1:  # a script may have changed the weights and back, which leaves rounding
+            pairs = values.pairs(START)
+            return [name for name in names if name not in pairs or _differs_by_more_than_resolution(pairs[name])]
         if self.amplified_at is not None:
             return []
         starts = dict(self._starts(values))
@@ -125,8 +129,14 @@ class _Judge:
         is_new = {name: pair for name, pair in starts.items() if name not in self._last_weights}
         return [*_above(ROUNDING, _gaps(is_new)), *self._different_moves(moves)]
 
-    def _other_rows(self, step: int, names: list[str], values: UpdateValues) -> list[str]:  # noqa: ARG002
-        return [] if are_alike(self._one.rows_of(step), self._many.rows_of(step)) else names
+    def _other_rows(self, step: int, names: list[str], values: UpdateValues) -> list[str]:
+        if not self.compares_rows or are_alike(self._one.rows_of(step), self._many.rows_of(step)):
+            return []
+        if step == 1 and not self._many.is_work_repeated(self._one, step):
+            # Other samples would give another gradient.
+            gradients = values.pairs(GRADIENT).values()
+            self.compares_rows = norm_of(gradients) == 0 or not relative_distance(gradients) <= ROUNDING
+        return names if self.compares_rows else []
 
     def _other_gradients(self, step: int, names: list[str], values: UpdateValues) -> list[str]:
         own, theirs = (trace[step][GRADIENT] for trace in self._traces)
@@ -154,11 +164,7 @@ class _Judge:
     def _other_rates(self, step: int, names: list[str], values: UpdateValues) -> list[str]:  # noqa: ARG002
         own, theirs = (trace[step][RATES] for trace in self._traces)
         pairs = ((name, own.get(name), theirs.get(name)) for name in names)
-        return [
-            name
-            for name, left, right in pairs
-            if left is None or right is None or not math.isclose(float(left), float(right), rel_tol=ROUNDING)
-        ]
+        return [name for name, left, right in pairs if left is None or right is None or not _are_close(left, right)]
 
     def _moved_otherwise(self, step: int, names: list[str], values: UpdateValues) -> list[str]:  # noqa: ARG002
         if self.amplified_at is not None:
@@ -231,6 +237,16 @@ def _are_scaled(pairs: "Mapping[str, Pair]") -> bool:
 
 def _above(limit: float, gaps: Mapping[str, float]) -> list[str]:
     return [name for name, gap in gaps.items() if not gap <= limit]  # NaN is above any limit
+
+
+def _are_close(one: str, other: str) -> bool:
+    """Are these the same numbers but for rounding?"""
+    left, right = ([float(number) for number in numbers.split()] for numbers in (one, other))
+    return len(left) == len(right) and all(map(partial(math.isclose, rel_tol=ROUNDING), left, right))
+
+
+def _differs_by_more_than_resolution(pair: "Pair") -> bool:
+    return not distance_of(pair) <= _resolution(pair) * norm_of([pair])
 
 
 def _resolution(values: "Pair") -> float:

@@ -178,11 +178,11 @@ class _Comparison:
         made = self.findings[0].steps
         if asked is not None and made is not None and made < asked:
             notes.append(f"the script trains for {count_noun(made, 'step')}, fewer than the {asked} asked for")
-        lengths = [updates.repeated_epoch_length for updates in self.updates.values()]
-        if length := next(filter(None, lengths), None):
+        repeated = next(filter(None, (updates.repeated_epoch for updates in self.updates.values())), None)
+        if repeated is not None:
             notes.append(
-                f"step {length + 1} begins an epoch with the same rows in the same order as step 1, although the "
-                "DistributedSampler shuffles: call sampler.set_epoch(epoch) at the start of every epoch"
+                f"step {repeated[1]} begins an epoch with the same samples in the same order as step {repeated[0]}, "
+                "although the DistributedSampler shuffles: call sampler.set_epoch(epoch) at the start of every epoch"
             )
         return VerifyVerdict(tuple(self.findings), tuple(self._checks(processes, inference)), tuple(notes))
 
@@ -211,12 +211,13 @@ class _Comparison:
     def _judged(self, finding: VerifyFinding, many: RecordedUpdates) -> VerifyFinding:
         """Compare the updates of a script with its own loop, of which rounding is expected."""
         one = self.updates["one"]
-        mistake, amplified_at = judge_updates(one, many, is_complete=finding.failure is None)
+        judgement = judge_updates(one, many, is_complete=finding.failure is None)
+        mistake = judgement.mistake
         at = mistake or (first_difference(one.trace, many.trace, UPDATE_PHASES) if many.num_updates else None)
         if at is None:
             return finding
         if mistake is None:
-            cause = explain_rounding(one, many, amplified_at)
+            cause = explain_rounding(one, many, judgement)
         elif finding.trial == repeated_trial():
             cause = _NOT_REPEATABLE_CAUSE
         else:

@@ -68,6 +68,47 @@ inputs = nn.utils.rnn.pad_sequence(inputs, batch_first=True)
 """
 BAG_OF_WORDS = "nn.Sequential(nn.EmbeddingBag(30, 8{}), nn.ReLU(), nn.Linear(8, 3))"
 
+# Draws random numbers without a layer that shows it.
+NOISY_LINEAR = """
+class NoisyLinear(nn.Linear):
+    def forward(self, inputs):
+        return F.dropout(super().forward(inputs), 0.5, self.training)
+"""
+POSITIONS_FIRST = """
+from torch.utils.checkpoint import checkpoint
+
+class PositionsFirst(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.positions, self.words, self.head = nn.Embedding(8, 8), nn.Embedding(30, 8), nn.Linear(8, 3)
+        self.block = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+
+    def forward(self, words):
+        embedded = self.positions(torch.arange(8)) + self.words(words)
+        mask = nn.Transformer.generate_square_subsequent_mask(8)
+        return self.head(checkpoint(self.block, embedded, mask, use_reentrant=False).mean(1))
+"""
+TIME_FIRST = """
+class TimeFirst(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(2, 8), nn.Linear(8, 3)
+
+    def forward(self, inputs):
+        return self.head(self.lstm(inputs)[0][-1])
+"""
+
+# A step of sharpness-aware minimization.
+SHARPNESS = """
+with torch.no_grad():
+    moves = [10 * parameter.grad for parameter in model.parameters()]
+    torch._foreach_add_(list(model.parameters()), moves)
+optimizer.zero_grad()
+F.cross_entropy(wrapped(inputs), labels).backward()
+with torch.no_grad():
+    torch._foreach_sub_(list(model.parameters()), moves)
+"""
+
 SCALE_BY_SIZE = """
 with torch.no_grad():
     for parameter in model.parameters():
@@ -105,11 +146,20 @@ MISTAKES = [
     ),
     wrong(
         "no set_epoch",
-        r"^step 5 begins an epoch with the same rows .*: call sampler\.set_epoch\(epoch\) at the start of every epoch",
+        r"^step 5 begins an epoch with the same samples .*: call sampler\.set_epoch\(epoch\) at the start of every",
         code=0,
         steps=6,
         sampler="DistributedSampler(data)",
         is_slow=False,
+    ),
+    wrong(
+        "no set_epoch of a sampler made for each epoch, and random augmentation",
+        r"^step 5 begins an epoch with the same samples .*: call sampler\.set_epoch\(epoch\) at the start of every",
+        code=0,
+        steps=6,
+        sampler="DistributedSampler(data)",
+        inputs="inputs = inputs + epoch",
+        after="loader = DataLoader(data, 16 // size, sampler=DistributedSampler(data))",
     ),
     wrong(
         "a seed for each rank, and no DDP",
@@ -132,6 +182,12 @@ MISTAKES = [
         "dropout by rank",
         r"It has Dropout: every process draws its dropout masks from its own random stream\.",
         model="nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 3))",
+    ),
+    wrong(
+        "functional dropout by rank",
+        r"The model draws random numbers \(by torch\.nn\.functional\.dropout .*\): every process draws them from",
+        seed=f"torch.manual_seed(0)\n{NOISY_LINEAR}",
+        model="nn.Sequential(NoisyLinear(8, 8), nn.ReLU(), nn.Linear(8, 3))",
     ),
     wrong(
         "local batch norm",
@@ -164,8 +220,13 @@ MISTAKES = [
     ),
     wrong(
         "the weight decay grows with the processes",
-        r"The same gradient and learning rate changed the weights differently: .*weight decay",
-        optimizer="torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=size)",
+        r"The weight decay depends on the number of processes\.",
+        optimizer="torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01 * size)",
+    ),
+    wrong(
+        "an optimizer's own step grows with the processes",
+        r"The same gradient and learning rate changed the weights differently: the optimizer has different settings",
+        optimizer="torch.optim.Adagrad(model.parameters(), lr=1e-2, initial_accumulator_value=size)",
     ),
     wrong(
         "gradients are summed instead of averaged",
@@ -232,6 +293,37 @@ MISTAKES = [
         model=BAG_OF_WORDS.format(", padding_idx=0"),
         inputs=PADDED_BATCHES,
         is_slow=False,
+    ),
+    wrong(
+        "right: positions are embedded before words, and the model is called by name",
+        r"^This is rounding: .* In 2 steps nothing else was found to differ",
+        code=0,
+        seed=f"torch.manual_seed(0)\n{POSITIONS_FIRST}",
+        model="PositionsFirst()",
+        loss="F.cross_entropy(wrapped(words=inputs), labels)",
+        inputs="inputs = (10 * inputs.abs()).long().clamp(max=29)",
+    ),
+    wrong(
+        "right: activations are computed again, with a mask",
+        r"^This is rounding: .* In 2 steps nothing else was found to differ",
+        code=0,
+        seed=f"torch.manual_seed(0)\n{POSITIONS_FIRST}",
+        model="PositionsFirst()",
+        inputs="inputs = (10 * inputs.abs()).long().clamp(max=29)",
+    ),
+    wrong(
+        "right: the samples are along the second dimension",
+        r"^This is rounding: .* The samples were not compared: the first dimension of the model's inputs is not",
+        code=0,
+        seed=f"torch.manual_seed(0)\n{TIME_FIRST}",
+        model="TimeFirst()",
+        inputs="inputs = inputs.view(-1, 4, 2).transpose(0, 1)",
+    ),
+    wrong(
+        "right: the weights are changed and back before the optimizer's step",
+        r"^This is rounding: .* In 2 steps nothing else was found to differ",
+        code=0,
+        gradients=SHARPNESS,
     ),
     wrong(
         "padding that is not masked",

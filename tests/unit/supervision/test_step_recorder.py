@@ -9,9 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DistributedSampler
 
 from lockstep.supervision import step_recorder
+from lockstep.supervision.batch_rows import RecordedRow, record_rows
 from lockstep.supervision.io_recorder import OutputRecord
 from lockstep.supervision.step_recorder import MAX_KEPT_VALUES
 
@@ -71,14 +74,14 @@ def test_an_update_is_recorded(files: OutputRecord, by_name: bool) -> None:
     assert len(set(rows)) == 6, "the rows of both batches, but neither of the logits nor of the evaluation"
     assert [row[0] for row in two["phases"]["rows"]["rows"]] == rows[3::-1]
     assert set(one["phases"]["gradient"]) == {f"{layer}.{kind}" for layer in "013" for kind in ("weight", "bias")}
-    assert one["phases"]["rates"] == {"learning rate 0": "0.1"}
+    assert one["phases"]["rates"] == {"learning rate 0": "0.1", "weight decay 0": "0.0", "momentum 0": "0.0"}
     assert one["phases"]["start"].keys() == one["phases"]["weights"].keys()
     assert one["phases"]["start"]["3.weight"] != one["phases"]["weights"]["3.weight"]
     assert two["phases"]["start"] == one["phases"]["weights"]
     assert "start/3.weight" in load_file(files.values(1))
     assert "start/3.weight" not in load_file(files.values(2)), "they are those after the first update"
     assert set(one["phases"]["buffers"]) == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
-    assert one["layers"] == ["BatchNorm1d", "Dropout"]
+    assert one["layers"] == ["BatchNorm1d", "Dropout", step_recorder.RANDOM_NUMBERS]
     kept = load_file(files.values(2))
     torch.testing.assert_close(kept["weights/3.bias"], model.module[3].bias.detach(), rtol=0, atol=0)
     torch.testing.assert_close(kept["gradient/3.bias"], model.module[3].bias.grad, rtol=0, atol=0)
@@ -121,12 +124,110 @@ def test_a_sampler_that_begins_an_epoch_twice_is_noticed(files: OutputRecord) ->
         right.set_epoch(epoch)
         assert len(list(right)) == len(list(ordered)) == 2
     optimizer.step()
-    for _ in range(2):
+    for _ in range(3):
         list(wrong)
-    optimizer.step()
-    assert [line["repeats_epoch"] for line in recorded(files)] == [False, True]
+        optimizer.step()
+        optimizer.step()
+    assert [line["repeated_epoch"] for line in recorded(files)] == [None] * 3 + [[2, 4]] * 4
     step_recorder.replace_recorder_by_run(None)
     assert DistributedSampler.__iter__ is begin
+
+
+def test_a_sampler_made_anew_for_each_epoch_is_noticed(files: OutputRecord) -> None:
+    step_recorder.record_steps(files, num_steps=9, num_ranks=1)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    samples = range(4)
+    for _ in range(2):
+        list(DistributedSampler(samples, num_replicas=2, rank=0))
+        optimizer.step()
+        optimizer.step()
+    assert recorded(files)[-1]["repeated_epoch"] == [1, 3]
+
+
+def test_an_epoch_counts_only_if_it_is_trained(files: OutputRecord) -> None:
+    step_recorder.record_steps(files, num_steps=9, num_ranks=1)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    sampler = DistributedSampler(range(4), num_replicas=2, rank=0)
+    next(iter(sampler))  # to look at a sample
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        list(sampler)
+        optimizer.step()
+        with torch.no_grad():  # an evaluation, here in the middle of the epoch
+            list(sampler)
+        optimizer.step()
+        list(sampler)  # at its end
+    assert recorded(files)[-1]["repeated_epoch"] is None
+
+
+def test_the_order_of_an_epoch_that_is_a_single_update_does_not_matter(files: OutputRecord) -> None:
+    step_recorder.record_steps(files, num_steps=9, num_ranks=1)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    sampler = DistributedSampler(range(4), num_replicas=2, rank=0)
+    for _ in range(3):
+        list(sampler)
+        optimizer.step()
+    assert recorded(files)[-1]["repeated_epoch"] is None
+
+
+class Words(nn.Module):
+    """Embeds positions before words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions, self.words, self.block = nn.Embedding(5, 4), nn.Embedding(9, 4), Block()
+
+    def forward(self, words: torch.Tensor, mask: torch.Tensor | None = None) -> Any:
+        embedded = self.positions(torch.arange(5)) + self.words(words)
+        return checkpoint(self.block, embedded, torch.ones(5, 1), use_reentrant=False)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, embedded: torch.Tensor, mask: torch.Tensor) -> Any:
+        return F.dropout(self.linear(embedded * mask), 0.0)
+
+
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_rows_are_those_of_named_arguments_and_not_of_positions_or_masks(files: OutputRecord, is_wrapped: bool) -> None:
+    model: nn.Module = Wrapper(Words()) if is_wrapped else Words()
+    step_recorder.record_steps(files, num_steps=9, num_ranks=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    words = torch.arange(15).reshape(3, 5) % 9
+    model(mask=torch.ones(3), words=words).sum().backward()
+    optimizer.step()
+    (line,) = recorded(files)
+    assert [RecordedRow(*row) for row in line["phases"]["rows"]["rows"]] == record_rows(words)
+    assert line["layers"] == []
+
+
+def test_a_model_that_draws_random_numbers(files: OutputRecord) -> None:
+    class Noisy(nn.Linear):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return F.dropout(super().forward(inputs), 0.5)
+
+    model = Noisy(4, 3)
+    step_recorder.record_steps(files, num_steps=9, num_ranks=1)
+    update(model, torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(4, 4))
+    assert recorded(files)[0]["layers"] == [step_recorder.RANDOM_NUMBERS]
+
+
+def test_the_settings_of_each_group_are_recorded(files: OutputRecord) -> None:
+    first, second = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
+    step_recorder.record_steps(files, num_steps=9, num_ranks=1)
+    groups = [{"params": [first], "lr": torch.tensor(0.5)}, {"params": [second], "weight_decay": 0.25}]
+    torch.optim.AdamW(groups, lr=1.0, weight_decay=0.0, betas=(0.5, 0.75)).step()
+    assert recorded(files)[0]["phases"]["rates"] == {
+        "learning rate 0": "0.5",
+        "weight decay 0": "0.0",
+        "pair of betas 0": "0.5 0.75",
+        "learning rate 1": "1.0",
+        "weight decay 1": "0.25",
+        "pair of betas 1": "0.5 0.75",
+    }
 
 
 def test_several_models_and_parameters_without_a_model(files: OutputRecord) -> None:

@@ -12,8 +12,9 @@ from safetensors.numpy import save_file
 from lockstep.events.step_trace import TraceDifference, first_difference
 from lockstep.supervision.batch_rows import RecordedRow
 from lockstep.supervision.io_recorder import OutputRecord
+from lockstep.supervision.step_recorder import RANDOM_NUMBERS
 from lockstep.verify.difference_causes import explain_difference, explain_rounding
-from lockstep.verify.recorded_updates import UPDATE_PHASES, RecordedUpdates, collect_updates
+from lockstep.verify.recorded_updates import UPDATE_PHASES, RankDisagreement, RecordedUpdates, collect_updates
 from lockstep.verify.update_judgement import judge_updates
 
 GRADIENT = np.array([1.0, -2.0, 4.0])
@@ -48,7 +49,7 @@ def job(
             "phases": phases,
             "layers": list(layers),
             "has_low_precision": low_precision,
-            "repeats_epoch": False,
+            "repeated_epoch": None,
         }
         files[rank].updates.write_text(json.dumps(line) + "\n")
     values = {f"{phase}/w": np.asarray(gradient) for phase in ("gradient", "weights")}
@@ -60,11 +61,12 @@ def job(
 
 
 def cause(one: RecordedUpdates, many: RecordedUpdates) -> str:
-    at, amplified_at = judge_updates(one, many, is_complete=True)
+    judgement = judge_updates(one, many, is_complete=True)
+    at = judgement.mistake
     if at is None:
         at = first_difference(one.trace, many.trace, UPDATE_PHASES)
         assert at is not None
-        return f"{at.phase}: {explain_rounding(one, many, amplified_at)}"
+        return f"{at.phase}: {explain_rounding(one, many, judgement)}"
     return f"{at.phase}: {explain_difference(at, one, many, num_ranks=2)}"
 
 
@@ -84,10 +86,17 @@ def test_rows_in_another_order_on_other_ranks_are_the_same_rows(tmp_path: Path) 
     ],
 )
 def test_other_rows(tmp_path: Path, ranks: tuple[list[str], ...], expected: str) -> None:
-    explanation = cause(job(tmp_path / "one", ["a", "b"]), job(tmp_path / "many", *ranks))
+    gradient = GRADIENT if "repeated" in expected else GRADIENT * 1.2
+    explanation = cause(job(tmp_path / "one", ["a", "b"]), job(tmp_path / "many", *ranks, gradient=gradient))
     assert explanation.startswith("rows: ")
     assert expected in explanation
     assert ('--one-args "--batch-size 4"' in explanation) == ("4 in total" in expected)
+
+
+def test_other_rows_with_the_same_gradient_are_not_samples(tmp_path: Path) -> None:
+    explanation = cause(job(tmp_path / "one", ["t0", "t1"]), job(tmp_path / "many", ["a0", "a1"], ["b0", "b1"]))
+    assert explanation.startswith("rows: This is rounding")
+    assert "The samples were not compared: the first dimension of the model's inputs" in explanation
 
 
 @pytest.mark.parametrize(
@@ -101,6 +110,7 @@ def test_other_rows(tmp_path: Path, ranks: tuple[list[str], ...], expected: str)
         (GRADIENT + np.array([0, 0, 2e-2]), (), "more than rounding"),
         (GRADIENT + np.array([3, 0, 0]), ("BatchNorm1d",), "sees only a process's own part of the batch"),
         (GRADIENT + np.array([3, 0, 0]), ("Dropout",), "from its own random stream"),
+        (GRADIENT + np.array([3, 0, 0]), (RANDOM_NUMBERS,), "The model draws random numbers (by torch.nn.functional"),
         (GRADIENT + np.array([3, 0, 0]), (), "by far more than rounding"),
     ],
 )
@@ -139,6 +149,13 @@ def test_a_larger_difference_after_rounding_is_reported_instead(tmp_path: Path) 
     assert explanation.startswith("rates: The learning rate depends on the number of processes")
 
 
+def test_a_rank_with_other_settings(tmp_path: Path) -> None:
+    one, many = job(tmp_path / "one", ["a", "b"]), job(tmp_path / "many", ["a"], ["b"])
+    at = TraceDifference(1, "rates", "weight decay 0", 1)
+    explanation = explain_difference(at, one, many._replace(disagreement=RankDisagreement(1, at)), num_ranks=2)
+    assert explanation == "In step 1, rank 1 of 2 did not use the same weight decay as rank 0."
+
+
 def test_the_batch_is_suspected_if_no_rows_were_observed(tmp_path: Path) -> None:
     explanation = cause(
         job(tmp_path / "one", []), job(tmp_path / "many", [], [], gradient=GRADIENT + np.array([3, 0, 0]))
@@ -149,7 +166,7 @@ def test_the_batch_is_suspected_if_no_rows_were_observed(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("changes", "values", "expected"),
     [
-        ({"start": {"w": "b"}}, {}, "torch.manual_seed"),
+        ({"start": {"w": "b"}}, {"start": GRADIENT}, "torch.manual_seed"),
         ({"rates": {"learning rate 0": "0.2"}}, {}, "The learning rate depends on the number of processes"),
         (
             {"weights": {"w": "b"}},

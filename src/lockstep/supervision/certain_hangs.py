@@ -28,8 +28,6 @@ from lockstep.supervision.wait_analysis import (
     is_waiting_for_data,
 )
 
-# Collectives whose input must have the same size on all ranks; a gather's or a scatter's need not.
-_EQUAL_SIZES = ("all_reduce", "broadcast", "reduce", "allreduce")
 # Threads that never begin a collective which the main thread waits for, by where they began.
 _HARMLESS_THREADS = (
     "/lockstep/supervision/flight_recorder.py",
@@ -106,7 +104,7 @@ def _cannot_meet(one: Collective, other: Collective) -> bool:
         return False
     if one.backend != other.backend or "coalesced" in one.name + other.name:
         return False
-    return one.name != other.name or (one.name in _EQUAL_SIZES and one.sizes != other.sizes)
+    return one.signature != other.signature
 
 
 def _is_blocked(analyzed: WaitAnalysis, awaited: Collective | None, hang_limit_s: float) -> bool:

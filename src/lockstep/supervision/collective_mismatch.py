@@ -1,12 +1,10 @@
 """Finds the rank whose order of collectives differs, when all ranks wait for each other, or one was aborted."""
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
-from lockstep.events.jsonl import parse_json
 from lockstep.supervision.flight_recorder import Collective
 from lockstep.supervision.heartbeat import Phase
 from lockstep.supervision.rank_probe import RankObservation
@@ -18,13 +16,6 @@ class CollectiveMismatch(NamedTuple):
 
     ranks: tuple[int, ...]  # empty: unknown
     words: str  # what they did; empty: unknown
-
-
-class _Signature(NamedTuple):
-    """What must be equal on all ranks of a collective."""
-
-    name: str
-    sizes: str
 
 
 SAME_ORDER = (
@@ -57,29 +48,44 @@ def find_mismatch(observed: Sequence[RankObservation], waits: Mapping[int, PeerW
 
 
 def find_deviation(recorded: Mapping[int, Sequence[Collective]]) -> CollectiveMismatch:
-    """Find ranks that skipped a collective, when gloo has aborted a rank that received more data than it expected.
+    """Find ranks that went wrong, when gloo has aborted a rank that received more data than it expected.
 
-    Such a rank waits in a collective of gloo that is not the usual next one, and larger.
+    Such a rank waits in a collective of gloo that occurs in every step, but is not the next one, and larger. Otherwise
+    the larger number of ranks is right, if one can tell: the aborted rank was not in the largest collective.
 
     Args:
         recorded: the last collectives of the other ranks; the aborted rank's are lost.
     """
+    awaited = {
+        rank: last
+        for rank, collectives in recorded.items()
+        if (last := _last_awaited(collectives)) is not None and last.backend == "gloo"
+    }
     deviations: dict[int, str] = {}
-    for rank, collectives in recorded.items():
-        if (last := _last_awaited(collectives)) is None or last.backend != "gloo":
-            continue
-        group = sorted(_of_group(collectives, last.group).items())
-        expected = _expected_next([_Signature(each.name, each.sizes) for number, each in group if number < last.number])
-        if expected is not None and _num_elements(last.sizes) > _num_elements(expected.sizes):
-            deviations[rank] = f"skipped the {expected.name} of {expected.sizes} and called {last.words} instead"
-    if not deviations or 2 * len(deviations) > max(2, len(recorded)):
+    for rank, last in awaited.items():
+        group = sorted(_of_group(recorded[rank], last.group).items())
+        common = [each for number, each in group if number < last.number]
+        expected = _expected_next(common)
+        if expected is not None and last.num_elements > expected.num_elements and _has_occurred(last, common):
+            deviations[rank] = f"skipped the {expected.words} and called {last.words} instead"
+    if deviations and 2 * len(deviations) <= max(2, len(recorded)):
+        return CollectiveMismatch(tuple(deviations), next(iter(deviations.values())))
+    return _fewest_in_the_largest(awaited)
+
+
+def _fewest_in_the_largest(awaited: Mapping[int, Collective]) -> CollectiveMismatch:
+    """Find the ranks in the largest collective, if more ranks are in another; else say who is in which."""
+    if not awaited:
         return UNKNOWN_MISMATCH
-    return CollectiveMismatch(tuple(deviations), next(iter(deviations.values())))
-
-
-def _num_elements(sizes: str) -> int:
-    """Return the number of elements of tensors, of which `sizes` are the shapes: `[[3, 4], [2]]`."""
-    return sum(math.prod(shape) for shape in parse_json(sizes))
+    largest = max(awaited.values(), key=lambda each: each.num_elements)
+    same_place = {
+        rank: each for rank, each in awaited.items() if (each.group, each.number) == (largest.group, largest.number)
+    }
+    ranks = tuple(rank for rank, each in same_place.items() if each.signature == largest.signature)
+    others = [each for rank, each in same_place.items() if rank not in ranks]
+    if len({each.signature for each in others}) == 1 and len(ranks) <= len(others):
+        return CollectiveMismatch(ranks, f"called {largest.words} where most ranks call {others[0].words}")
+    return CollectiveMismatch((), ", ".join(f"rank {rank} called {each.words}" for rank, each in awaited.items()))
 
 
 def _last_awaited(collectives: Sequence[Collective]) -> Collective | None:
@@ -105,48 +111,50 @@ def _first_difference(recorded: Mapping[int, Mapping[int, Collective]]) -> Colle
     """Compare the ranks' collectives by number, as far back as every recorder reaches."""
     first = max((min(each) for each in recorded.values() if each), default=0)
     last = max((max(each) for each in recorded.values() if each), default=0)
-    common: list[_Signature] = []
+    common: list[Collective] = []
     for number in range(first, last + 1):
-        found = {rank: _signature(each.get(number)) for rank, each in recorded.items()}
-        if len(set(found.values())) == 1 and (signature := next(iter(found.values()))) is not None:
-            common.append(signature)
+        found = {rank: each.get(number) for rank, each in recorded.items()}
+        signatures = {rank: None if each is None else each.signature for rank, each in found.items()}
+        if len(set(signatures.values())) == 1 and (collective := next(iter(found.values()))) is not None:
+            common.append(collective)
             continue
         expected = _expected_next(common)
-        odd = _minority(found)
+        odd = _minority(signatures)
         if not odd and expected is not None:
-            odd = tuple(rank for rank, signature in found.items() if signature != expected)
+            odd = tuple(rank for rank, signature in signatures.items() if signature != expected.signature)
         if not 0 < len(odd) < len(found):
             return None
-        return CollectiveMismatch(odd, _describe(odd, found, expected))
+        return CollectiveMismatch(odd, _describe(odd, found, common))
     return None
 
 
-def _signature(collective: Collective | None) -> _Signature | None:
-    return None if collective is None else _Signature(collective.name, collective.sizes)
-
-
-def _expected_next(common: Sequence[_Signature]) -> _Signature | None:
+def _expected_next(common: Sequence[Collective]) -> Collective | None:
     """Return what followed when the end of the common collectives occurred before: training steps repeat."""
     earlier = range(len(common) - 1, 0, -1)
     best = max(earlier, key=lambda index: _num_equal_before(common, index), default=0)  # of equals, the latest
-    return common[best] if best and common[best - 1] == common[-1] else None
+    return common[best] if best and common[best - 1].signature == common[-1].signature else None
 
 
-def _num_equal_before(common: Sequence[_Signature], index: int) -> int:
+def _num_equal_before(common: Sequence[Collective], index: int) -> int:
     """Return how many collectives before `index` equal those at the end."""
     pairs = zip(reversed(common[:index]), reversed(common), strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return sum(1 for _ in takewhile(lambda pair: pair[0].signature == pair[1].signature, pairs))
 
 
-def _describe(odd: Sequence[int], found: Mapping[int, _Signature | None], expected: _Signature | None) -> str:
-    theirs = next((signature for rank, signature in found.items() if rank not in odd), None)
+def _describe(odd: Sequence[int], found: Mapping[int, Collective | None], common: Sequence[Collective]) -> str:
+    theirs = next((collective for rank, collective in found.items() if rank not in odd), None)
     own = found[odd[0]]
     who = " and ".join(f"rank {rank}" for rank in odd)
-    if theirs is not None and (own is None or theirs == expected):
-        return f"{who} skipped the {theirs.name} of {theirs.sizes} that the other ranks call"
+    if theirs is not None and (own is None or _has_occurred(own, common)):
+        return f"{who} skipped the {theirs.words} that the other ranks call"
     if own is not None and theirs is not None:
-        return f"{who} called {own.name} of {own.sizes} where the other ranks call {theirs.name} of {theirs.sizes}"
-    return f"{who} called {own.name} of {own.sizes}, which the other ranks do not" if own is not None else ""
+        return f"{who} called {own.words} where the other ranks call {theirs.words}"
+    return f"{who} called {own.words}, which the other ranks do not" if own is not None else ""
+
+
+def _has_occurred(collective: Collective, common: Sequence[Collective]) -> bool:
+    """Is it one that all ranks have called before? Then a rank has come to it by skipping others."""
+    return any(each.signature == collective.signature for each in common)
 
 
 def _minority(by_rank: Mapping[int, object]) -> tuple[int, ...]:

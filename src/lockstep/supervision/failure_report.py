@@ -37,7 +37,7 @@ _LOST_CONNECTIONS = ("ConnectionResetError", "ConnectionRefusedError", "BrokenPi
 _LOADER = "torch/utils/data/dataloader.py"
 _KILLED_DATA_WORKER = re.compile(r"DataLoader worker \(pid \d+\) (is killed by signal: Killed|has died \(SIGKILL\))")
 _GLOO_ABORT = (
-    "if gloo wrote `op.preamble.length <= op.nbytes` above, this rank called another collective than the others"
+    "if gloo wrote `op.preamble.length <= op.nbytes` above, this rank and another one called different collectives"
 )
 _OUT_OF_MEMORY = "machine, or its control group, was out of memory"
 _BEFORE_ANY_STEP = (Phase.STARTING, Phase.JOINING, Phase.SCRIPT, Phase.RESUMING)
@@ -144,7 +144,7 @@ def explain_failure(
     Args:
         exits: how each rank of this machine ended, or that it is still running.
         context: the job and the machine.
-        deviation: if a rank was aborted, the ranks that called another collective than usual.
+        deviation: if a rank was aborted, the ranks that called another collective than usual, or what all called.
     """
     cause = min(exits, key=_suspicion)
     if deviation.ranks:
@@ -159,7 +159,7 @@ def explain_failure(
         ranks = number_noun("rank", sorted(each.rank for each in exits))
         message = f"{ranks} of {context.world_size}: victims of a rank on another machine; see its output"
         return FailureVerdict(EXIT_FAILED, [message], message, is_from_outside=True)
-    return _crash(cause, others, context)
+    return _crash(cause, others, context, deviation.words)
 
 
 def _deliberate_error(cause: RankExit, report: ErrorReport, others: Sequence[RankExit]) -> FailureVerdict:
@@ -192,14 +192,15 @@ def _deviation(
     return FailureVerdict(EXIT_FAILED, [message], f"it {found.words}", rank, victims)
 
 
-def _crash(cause: RankExit, others: Sequence[RankExit], context: FailureContext) -> FailureVerdict:
+def _crash(cause: RankExit, others: Sequence[RankExit], context: FailureContext, called: str) -> FailureVerdict:
+    """`called`: by the other ranks, if this one was aborted."""
     victims = sorted((each for each in others if each.exit_code != 0), key=lambda each: each.rank)
     words = _describe_cause(cause, context)
     host = f" on {context.host}" if context.host else ""
     place = describe_place(cause.heartbeat)
     heading = f"rank {cause.rank} of {context.world_size}{host} failed{place}, the cause: {words}"
     if context.world_size > 1 and aborted_rank([cause]) is not None:
-        heading += f" ({_GLOO_ABORT})"
+        heading += f" ({_GLOO_ABORT}{f': {called}' if called else ''}; either may be wrong)"
     traceback = cause.report.traceback.rstrip() if cause.report is not None else ""
     listed = ", ".join(f"rank {each.rank} ({_describe_victim(each)})" for each in victims)
     tail = f"its victims: {listed}" if listed else ""

@@ -16,6 +16,7 @@ else changes. `tests/contracts/test_private_names_elastic.py` fails when a name 
 """
 
 import _thread
+import math
 import os
 import sys
 from contextlib import suppress
@@ -33,6 +34,7 @@ NUM_ACKNOWLEDGEMENTS = 2  # of each request: received; the collectives are writt
 _REQUEST = b"c"
 _MAX_BYTES = 16 * 2**20
 _MAX_COLLECTIVES = 64
+_OWN_SIZES = ("scatter", "gather", "all_to_all", "alltoall", "alltoall_base")  # in these, each rank may give another
 
 
 class Collective(NamedTuple):
@@ -48,8 +50,18 @@ class Collective(NamedTuple):
 
     @property
     def words(self) -> str:
-        """Text for messages: `all_reduce of [[4, 4]]`."""
-        return f"{self.name} of {self.sizes}"
+        """Text for messages: `all_reduce of [[4, 4]]`; a barrier has no sizes."""
+        return self.name if self.sizes == "[]" else f"{self.name} of {self.sizes}"
+
+    @property
+    def num_elements(self) -> int:
+        """How many elements its input has: `[[3, 4], [2]]` has 14."""
+        return sum(math.prod(shape) for shape in parse_json(self.sizes))
+
+    @property
+    def signature(self) -> tuple[str, int | None]:
+        """What must be equal on all ranks of a collective. A shape need not be, if its size is."""
+        return self.name, None if self.name in _OWN_SIZES else self.num_elements
 
 
 def start_listener(files: RankFiles) -> None:

@@ -106,39 +106,43 @@ def is_only_writer_of_its_pipe(pid: int) -> bool:
     """Is a process's main thread reading a pipe, without a name, that nobody but itself has open for writing?
 
     If it has not, a read that blocks has a writer elsewhere, even one that cannot be seen from here. False also if
-    some process, started since this one, does not let us see what it has open.
+    some process, started since this one, does not let us see what it has open, or if a signal may write to the pipe:
+    Python does so, where it is opened without blocking.
     """
     try:
         fields = Path(f"/proc/{pid}/syscall").read_text().split()
         if _FILE_CALLS.get(platform.machine(), {}).get(int(fields[0])) != "read":
             return False
         pipe = str(Path(f"/proc/{pid}/fd/{int(fields[1], 16)}").readlink())
+        own = _writing_ends(pid, pipe)
         others = [int(each.name) for each in Path("/proc").iterdir() if each.name.isdecimal() and each.name != str(pid)]
     except (OSError, ValueError, IndexError):
         return False
-    if not pipe.startswith("pipe:"):
+    if not pipe.startswith("pipe:") or not own or any(flags & os.O_NONBLOCK for flags in own):
         return False
-    return _may_write(pid, pipe, since=pid) and not any(_may_write(other, pipe, since=pid) for other in others)
+    return not any(_may_write(other, pipe, since=pid) for other in others)
 
 
 def _may_write(pid: int, pipe: str, *, since: int) -> bool:
     """Does a process have a pipe open for writing? Yes also if that is unknown and it is younger than `since`."""
     try:
-        for file in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(FileNotFoundError):
-                if str(file.readlink()) == pipe and _is_writable(pid, file.name):
-                    return True
-    except FileNotFoundError:  # it has ended
-        return False
+        return bool(_writing_ends(pid, pipe))
     except OSError:
         state, reader = process_state(pid), process_state(since)
         return state is not None and reader is not None and not state.is_dead and state.started >= reader.started
-    return False
 
 
-def _is_writable(pid: int, descriptor: str) -> bool:
-    flags = re.search(r"^flags:\s*([0-7]+)$", Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text(), re.MULTILINE)
-    return flags is None or int(flags[1], 8) & os.O_ACCMODE != os.O_RDONLY
+def _writing_ends(pid: int, pipe: str) -> list[int]:
+    """Return the flags with which a process has a pipe open for writing, for each descriptor; none if it has ended."""
+    ends = []
+    with suppress(FileNotFoundError):
+        for file in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(FileNotFoundError):
+                if str(file.readlink()) == pipe:
+                    info = Path(f"/proc/{pid}/fdinfo/{file.name}").read_text()
+                    found = re.search(r"^flags:\s*([0-7]+)$", info, re.MULTILINE)
+                    ends.append(os.O_RDWR if found is None else int(found[1], 8))
+    return [flags for flags in ends if flags & os.O_ACCMODE != os.O_RDONLY]
 
 
 def own_children() -> list[int]:

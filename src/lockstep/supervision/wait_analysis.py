@@ -108,9 +108,14 @@ def find_peer_wait(observed: RankObservation, *, is_busy: bool = False, has_move
         return PeerWait(f"{late.name} on the GPU", frame)
     if innermost.is_in(_BACKWARD) and not is_busy:  # a backward pass that computes nothing: DDP waits inside it
         return PeerWait("the gradients' all_reduce", frame)
-    if innermost.is_users and ".wait(" in linecache.getline(innermost.file, innermost.line):
+    if _waits_for_a_result(observed.frames[0]):
         return PeerWait("wait() for a collective", frame)
     return None
+
+
+def _waits_for_a_result(frame: StackFrame) -> bool:
+    """Is it a user's line that calls torch's own `wait`? Others, as an event's, have frames of their own further in."""
+    return frame.is_users and ".wait(" in linecache.getline(frame.file, frame.line)
 
 
 def is_save_that_waits(thread: ThreadStack) -> bool:

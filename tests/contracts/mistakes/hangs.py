@@ -57,6 +57,20 @@ MISTAKES = [
         says=r"rank 1 of 2 .*, the cause: it skipped the all_reduce of \[\[2\]\] .*; gloo seems to have aborted rank 0",
     ),
     Mistake(
+        "a collective that one of two ranks calls once, noticed by gloo",
+        script=plain("if rank == 0 and step == 8:\n    dist.all_reduce(metric)", features=40_000),
+        command=RUN_2,
+        code=3,
+        says=r"this rank and another one called different collectives(: rank 1 called all_reduce .*)?; either",
+    ),
+    Mistake(
+        "a barrier that one of two ranks skips once",
+        script=plain("if rank == 0 and step == 8:\n    dist.barrier()"),
+        command=RUN_2,
+        code=5,
+        says=r"flight recorder, rank 0 called barrier where the other ranks call all_reduce of \[\[27\]\]",
+    ),
+    Mistake(
         "a rank that leaves the loop early",
         script=plain("if rank == 1 and step == 8:\n    break"),
         command=RUN_2,
@@ -87,6 +101,19 @@ MISTAKES = [
         command=RUN_1,
         code=0,
         says=r"has made no progress after step 9 .* If it is meant to take this long, nothing is wrong",
+    ),
+    Mistake(
+        "a pause until a thread is done, while another rank waits",
+        script=plain(
+            "if rank == 0 and step == 8:\n"
+            "    from threading import Event, Timer\n"
+            "    written = Event()\n"
+            "    Timer(6, written.set).start()\n"
+            "    written.wait()"
+        ),
+        command=RUN_2,
+        code=0,
+        says=r"rank 0 .* it waits or sleeps at \S*train\.py:21 .* Rank 1 waits for it in .* nothing is wrong",
     ),
     Mistake(
         "a stop limit that is no number",

@@ -112,6 +112,8 @@ def test_different_collectives_under_one_number() -> None:
 def test_collectives_that_may_still_meet() -> None:
     root = waiting(0, "scatter", collectives=made("scatter", sizes="[[2, 3]]"))
     assert certain(root, waiting(1, "scatter", collectives=made("scatter", sizes="[]"))) is None
+    square, flat = (made("broadcast", sizes=sizes) for sizes in ("[[4, 4]]", "[[16]]"))
+    assert certain(waiting(0, "broadcast", collectives=square), waiting(1, "broadcast", collectives=flat)) is None
     recent = waiting(0, "all_reduce", collectives=made("all_reduce", age_s=10.0))
     assert certain(recent, waiting(1, "barrier", collectives=made("barrier", age_s=10.0))) is None
     assert certain(waiting(0, "all_reduce"), waiting(1, "barrier"), AT_WORK._replace(rank=2)) is None

@@ -1,7 +1,11 @@
 """Which rank called another collective than usual, by what the ranks that were not aborted have recorded."""
 
-from lockstep.supervision.collective_mismatch import find_deviation
+from lockstep.supervision.collective_mismatch import CollectiveMismatch, find_deviation, find_mismatch
 from lockstep.supervision.flight_recorder import Collective
+from lockstep.supervision.rank_probe import RankObservation
+from lockstep.supervision.stack_dumps import StackFrame
+from lockstep.supervision.wait_analysis import PeerWait
+from tests.unit.supervision.observations import seen
 
 
 def recorded(*sizes: int) -> list[Collective]:
@@ -42,6 +46,29 @@ def test_several_ranks_that_agree_do_not_deviate() -> None:
     assert find_deviation({0: skipped, 1: skipped}).ranks == ()
 
 
+def test_a_rank_that_calls_a_larger_one_for_the_first_time_has_skipped_nothing() -> None:
+    """The aborted rank may have skipped it."""
+    assert find_deviation({0: recorded(2, 9, 2, 300)}) == ((), "rank 0 called all_reduce of [[300]]")
+
+
+def test_a_rank_may_skip_several() -> None:
+    found = find_deviation({0: recorded(2, 3, 9, 2, 3, 9, 9)})
+    assert found == ((0,), "skipped the all_reduce of [[2]] and called all_reduce of [[9]] instead")
+
+
+def test_a_rank_that_skips_what_is_called_once_is_found_by_the_number_of_ranks() -> None:
+    """The aborted rank waited in a smaller collective than the rank whose data it received."""
+    skipped, usual = recorded(2, 9, 2, 9), recorded(2, 9, 2, 5)
+    expected = "called all_reduce of [[9]] where most ranks call all_reduce of [[5]]"
+    assert find_deviation({1: usual, 2: skipped}) == ((2,), expected)
+    assert find_deviation({1: skipped, 2: skipped}) == (
+        (),
+        "rank 1 called all_reduce of [[9]], rank 2 called all_reduce of [[9]]",
+    )
+    computing = recorded(2, 9, 2)
+    assert find_deviation({1: computing, 2: skipped}).ranks == (), "it has not begun the collective"
+
+
 def test_an_abort_with_another_backend_is_not_gloos() -> None:
     skipped = [each._replace(backend="nccl") for each in recorded(2, 9, 2, 9, 9)]
     assert find_deviation({1: skipped}).ranks == ()
@@ -50,3 +77,39 @@ def test_an_abort_with_another_backend_is_not_gloos() -> None:
 def test_without_a_record_nothing_is_known() -> None:
     assert find_deviation({}).ranks == ()
     assert find_deviation({0: [], 1: recorded(2)}).ranks == ()
+
+
+def seen_in(*last: Collective) -> list[RankObservation]:
+    """Ranks that wait in these collectives, after two equal steps."""
+    step = [("scatter", "[[2, 9]]"), ("all_reduce", "[[9]]"), ("barrier", "[]")]
+    before = tuple(
+        Collective(number, "0", name, sizes, True, "gloo") for number, (name, sizes) in enumerate(2 * step, 1)
+    )
+    other = tuple(each._replace(sizes="[]") if each.name == "scatter" else each for each in before)
+    return [seen(rank, collectives=(*(other if rank else before), each)) for rank, each in enumerate(last)]
+
+
+def mismatch(*last: Collective) -> CollectiveMismatch:
+    """What is found if the ranks wait in different places of the script."""
+    waits = {rank: PeerWait(each.name, StackFrame("train.py", rank, "main")) for rank, each in enumerate(last)}
+    return find_mismatch(seen_in(*last), waits)
+
+
+USUAL = Collective(7, "0", "scatter", "[]", False, "gloo")
+FOLLOWING = Collective(7, "0", "all_reduce", "[[9]]", False, "gloo")
+ONCE = Collective(7, "0", "all_reduce", "[[5]]", False, "gloo")
+
+
+def test_a_rank_has_skipped_a_collective_if_it_is_in_the_one_that_follows() -> None:
+    assert mismatch(USUAL, FOLLOWING) == ((1,), "rank 1 skipped the scatter that the other ranks call")
+    assert mismatch(ONCE, USUAL, ONCE) == ((1,), "rank 1 skipped the all_reduce of [[5]] that the other ranks call")
+
+
+def test_of_two_ranks_either_may_be_wrong_about_a_collective_that_is_called_once() -> None:
+    found = mismatch(ONCE, USUAL)
+    assert found.words == "rank 0 called all_reduce of [[5]] where the other ranks call scatter"
+
+
+def test_a_shape_that_differs_is_no_difference() -> None:
+    flat, square = (ONCE._replace(sizes=sizes, is_done=True) for sizes in ("[[16]]", "[[4, 4]]"))
+    assert mismatch(flat, square).words == ""

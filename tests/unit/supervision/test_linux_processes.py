@@ -66,11 +66,12 @@ def test_a_blocked_file_is_named(tmp_path: Path, script: str, words: str) -> Non
         ("if os.fork() == 0: die_with_parent(parent); time.sleep(60)", False),  # the child has it open for writing
         ("if os.fork() == 0: die_with_parent(parent); os.close(w); time.sleep(60)", True),
         ("os.mkfifo(PATH); r = os.open(PATH, os.O_RDWR)", False),  # anybody may open it by its name
+        ("os.set_blocking(w, False); signal.set_wakeup_fd(w)", False),  # a signal writes to it
     ],
 )
 def test_a_pipe_that_no_other_process_can_write_to(tmp_path: Path, before: str, is_only_writer: bool) -> None:
     opened = before.replace("PATH", repr(str(tmp_path / "pipe")))
-    imports = "import os, time\nfrom lockstep.supervision.linux_processes import die_with_parent"
+    imports = "import os, signal, time\nfrom lockstep.supervision.linux_processes import die_with_parent"
     script = f"{imports}\nparent = os.getpid()\nr, w = os.pipe()\n{opened}\nprint('ready', flush=True)\nos.read(r, 1)"
     with running(script) as process:
         wait_for(lambda: blocked_in(process.pid).startswith("read of"), 10, "it reads")

@@ -64,6 +64,15 @@ def test_a_rank_that_waits_for_a_save_waits_for_others_only_while_the_save_does(
         assert find_peer_wait(observed) == expected
 
 
+def test_a_wait_for_an_event_of_the_rank_s_own_threads_is_no_wait_for_others(tmp_path: Path) -> None:
+    """Both lines of the script look the same; Python's own `wait` has a frame."""
+    script = tmp_path / "train.py"
+    script.write_text("work.wait()\ndone.wait()\n")
+    work, done = (StackFrame(str(script), line, "main") for line in (1, 2))
+    assert find_peer_wait(seen(0, work)) == PeerWait("wait() for a collective", work)
+    assert find_peer_wait(seen(0, StackFrame(threading.__file__, 629, "wait"), done)) is None
+
+
 def test_the_files_of_lockstep_that_wait_for_other_ranks_exist() -> None:
     """They are recognized by their paths, which a rename must not break."""
     package = Path(lockstep.__file__).parent

@@ -6,7 +6,6 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from lockstep.supervision.flight_recorder import Collective
-from lockstep.supervision.heartbeat import Phase
 from lockstep.supervision.rank_probe import RankObservation
 from lockstep.supervision.wait_analysis import PeerWait
 
@@ -26,7 +25,7 @@ UNKNOWN_MISMATCH = CollectiveMismatch((), "")
 
 
 def find_mismatch(observed: Sequence[RankObservation], waits: Mapping[int, PeerWait]) -> CollectiveMismatch:
-    """Find the odd ranks out: by the flight recorder, else by where most ranks wait, else by which rank is ahead.
+    """Find the odd ranks out: by the flight recorder, else by where most ranks wait, else by which is a step ahead.
 
     Args:
         observed: all ranks of the job.
@@ -40,11 +39,10 @@ def find_mismatch(observed: Sequence[RankObservation], waits: Mapping[int, PeerW
         return CollectiveMismatch(odd, "")
     if len(set(waits.values())) == 1:
         return UNKNOWN_MISMATCH
-    ahead = max(observed, key=_progress)
-    others = [each for each in observed if each is not ahead]
-    if len(others) == 1 and _progress(ahead) > _progress(others[0]):
+    *others, ahead = sorted(observed, key=lambda each: each.heartbeat.step)
+    if len(others) == 1 and ahead.heartbeat.step > others[0].heartbeat.step:
         return CollectiveMismatch((ahead.rank,), "")
-    return UNKNOWN_MISMATCH
+    return UNKNOWN_MISMATCH  # within a step, either may be wrong
 
 
 def find_deviation(recorded: Mapping[int, Sequence[Collective]]) -> CollectiveMismatch:
@@ -96,9 +94,12 @@ def _last_awaited(collectives: Sequence[Collective]) -> Collective | None:
 
 def _from_flight_recorder(observed: Sequence[RankObservation]) -> CollectiveMismatch | None:
     groups = {collective.group for each in observed for collective in each.collectives}
+    awaited = {each.rank: {made.group for made in each.collectives if not made.is_done} for each in observed}
     for group in sorted(groups):
         recorded = {each.rank: _of_group(each.collectives, group) for each in observed}
-        if any(recorded.values()) and (found := _first_difference(recorded)) is not None:
+        found = _first_difference(recorded)
+        # A rank that waits in a collective of another group has not come to this one's yet.
+        if found is not None and all(not awaited[rank] or group in awaited[rank] for rank in found.ranks):
             return found
     return None
 
@@ -163,8 +164,3 @@ def _minority(by_rank: Mapping[int, object]) -> tuple[int, ...]:
     if 2 * count <= len(by_rank):
         return ()
     return tuple(sorted(rank for rank, value in by_rank.items() if value != common))
-
-
-def _progress(observed: RankObservation) -> tuple[int, int]:
-    phase = observed.heartbeat.phase
-    return observed.heartbeat.step, 0 if phase == Phase.SCRIPT else int(phase)

@@ -2,6 +2,7 @@
 
 from lockstep.supervision.collective_mismatch import CollectiveMismatch, find_deviation, find_mismatch
 from lockstep.supervision.flight_recorder import Collective
+from lockstep.supervision.heartbeat import Phase
 from lockstep.supervision.rank_probe import RankObservation
 from lockstep.supervision.stack_dumps import StackFrame
 from lockstep.supervision.wait_analysis import PeerWait
@@ -113,3 +114,18 @@ def test_of_two_ranks_either_may_be_wrong_about_a_collective_that_is_called_once
 def test_a_shape_that_differs_is_no_difference() -> None:
     flat, square = (ONCE._replace(sizes=sizes, is_done=True) for sizes in ("[[16]]", "[[4, 4]]"))
     assert mismatch(flat, square).words == ""
+
+
+def test_a_rank_that_waits_in_another_group_has_skipped_nothing_in_this_one() -> None:
+    barrier = Collective(7, "0", "barrier", "[]", False, "gloo")
+    found = mismatch(ONCE._replace(group="1", number=1), barrier, barrier)
+    assert found == ((0,), "rank 0 called all_reduce of [[5]], which the other ranks do not")
+
+
+def test_of_two_ranks_in_one_step_neither_is_said_to_be_wrong() -> None:
+    """One that waits for gradients has come further in the step, but the other one may call too much."""
+    barrier, gradients = seen(0), seen(1, phase=Phase.EXCHANGING)
+    waits = {0: PeerWait("barrier", None), 1: PeerWait("the gradient exchange", None)}
+    assert find_mismatch([barrier, gradients], waits).ranks == ()
+    ahead = gradients._replace(heartbeat=gradients.heartbeat._replace(step=6))
+    assert find_mismatch([barrier, ahead], waits).ranks == (1,)

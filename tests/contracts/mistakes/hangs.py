@@ -116,6 +116,17 @@ MISTAKES = [
         says=r"rank 0 .* it waits or sleeps at \S*train\.py:21 .* Rank 1 waits for it in .* nothing is wrong",
     ),
     Mistake(
+        "a thread that goes on after the script, and meets the other rank",
+        script=plain(
+            "if step == 11:\n"
+            "    from threading import Timer\n"
+            "    dist.barrier() if rank == 0 else Timer(6, dist.barrier).start()"
+        ),
+        command=RUN_2,
+        code=0,
+        says=r"rank 1 of 2 .* has made no progress after step 12 .* Rank 0 waits for it in barrier at \S*train\.py:19",
+    ),
+    Mistake(
         "a stop limit that is no number",
         script="",
         command="lockstep run -n 2 --hang-stop never train.py",

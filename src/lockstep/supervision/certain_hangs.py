@@ -7,11 +7,13 @@ and a job is stopped at the hang limit for these reasons alone, each of which mu
 
 - a process is stopped by a signal, or waits for a data worker that is stopped or was killed;
 - a rank reads a pipe that nobody but itself has open for writing;
+- a rank's threads wait for each other's locks;
 - all ranks wait, and one that they wait for has ended;
 - all ranks wait, and torch's flight recorder shows different collectives under the same number;
 - all ranks wait on the CPU, one of them in a collective that another one has not begun and, waiting, cannot begin.
 
-No other thread of a rank may be able to help it: any that is not known to wait for work counts as able to.
+No other thread of a rank may be able to help it: any that is not known to wait for work counts as able to
+(`thread_waits`).
 """
 
 import time
@@ -20,24 +22,12 @@ from collections.abc import Sequence
 from lockstep.supervision.flight_recorder import Collective
 from lockstep.supervision.heartbeat import Phase
 from lockstep.supervision.rank_probe import RankObservation
-from lockstep.supervision.stack_dumps import ThreadStack, parse_stacks
+from lockstep.supervision.thread_waits import can_be_helped, find_deadlock
 from lockstep.supervision.wait_analysis import (
     WaitAnalysis,
     find_stuck_data_worker,
-    is_save_that_waits,
     is_waiting_for_data,
 )
-
-# Threads that never begin a collective which the main thread waits for, by where they began.
-_HARMLESS_THREADS = (
-    "/lockstep/supervision/flight_recorder.py",
-    "/lockstep/engine/comm_thread.py",
-    "/torch/utils/data/_utils/pin_memory.py",
-    "/tqdm/_monitor.py",
-)
-# Where a thread of the standard library waits for work.
-_IDLE_LOOPS = (("/concurrent/futures/thread.py", "_worker"), ("/multiprocessing/queues.py", "_feed"))
-_WAITING = ("/threading.py", "/queue.py")
 
 
 def find_certain_hang(
@@ -79,7 +69,7 @@ def _is_stuck_alone(rank: RankObservation) -> bool:
     if is_waiting_for_data(rank) and (worker := find_stuck_data_worker(rank)) is not None:
         state = worker.process.state
         return state is not None and (state.is_stopped or (state.is_dead and state.exit_signal != 0))
-    return rank.reads_own_pipe and _has_no_helper(rank)
+    return bool(find_deadlock(rank)) or (rank.reads_own_pipe and not can_be_helped(rank))
 
 
 def _awaited(collectives: Sequence[Collective], hang_limit_s: float) -> Collective | None:
@@ -109,7 +99,7 @@ def _cannot_meet(one: Collective, other: Collective) -> bool:
 
 def _is_blocked(analyzed: WaitAnalysis, awaited: Collective | None, hang_limit_s: float) -> bool:
     """Does a rank wait for others in a collective or a gradient exchange, with no other thread that could end that?"""
-    if not _has_no_helper(analyzed.now):
+    if can_be_helped(analyzed.now):
         return False
     if awaited is not None and awaited.backend == "nccl":  # its host may spin
         return True
@@ -134,26 +124,3 @@ def _is_behind(rank: RankObservation, collective: Collective) -> bool:
     """Is it a member of the collective's group that has not begun the collective?"""
     numbers = [each.number for each in rank.collectives if each.group == collective.group]
     return bool(numbers) and max(numbers) < collective.number
-
-
-def _has_no_helper(rank: RankObservation) -> bool:
-    """Is there no other Python thread whose work could end the main thread's wait?"""
-    threads = parse_stacks(rank.stacks)
-    return bool(threads) and all(
-        thread.ident == rank.heartbeat.main_thread or _is_harmless(thread) for thread in threads
-    )
-
-
-def _is_harmless(thread: ThreadStack) -> bool:
-    if not thread.frames or is_save_that_waits(thread):  # without frames, it runs no Python code
-        return True
-    own = [frame for frame in thread.frames if not frame.is_in_standard_library]
-    return own[-1].file.endswith(_HARMLESS_THREADS) if own else _is_idle(thread)
-
-
-def _is_idle(thread: ThreadStack) -> bool:
-    """Does a thread that runs the standard library's code alone wait for work, rather than do it or have a deadline?"""
-    loop = next((frame for frame in thread.frames if not frame.file.endswith(_WAITING)), None)
-    return loop is not None and any(
-        loop.file.endswith(file) and loop.function == function for file, function in _IDLE_LOOPS
-    )

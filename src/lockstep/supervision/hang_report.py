@@ -16,6 +16,7 @@ from lockstep.supervision.heartbeat import Phase
 from lockstep.supervision.linux_processes import signal_name
 from lockstep.supervision.rank_probe import RankObservation
 from lockstep.supervision.stack_dumps import StackFrame, user_frame
+from lockstep.supervision.thread_waits import find_deadlock
 from lockstep.supervision.wait_analysis import (
     PeerWait,
     StuckDataWorker,
@@ -155,6 +156,13 @@ def _diagnose(hung: WaitAnalysis, outlook: Outlook) -> _Diagnosis:
             "Check what should write to it: a process that has ended, or one that the pipe was not passed to",
             frame,
         )
+    if deadlock := find_deadlock(rank):
+        return _Diagnosis(
+            "deadlock",
+            f"{stuck} {_describe_deadlock(rank, deadlock)}",
+            "Take several locks in the same order everywhere, and take no lock twice that is not a threading.RLock",
+            frame,
+        )
     if rank.blocked_in:
         return _Diagnosis(
             "blocked file",
@@ -164,6 +172,14 @@ def _diagnose(hung: WaitAnalysis, outlook: Outlook) -> _Diagnosis:
         )
     doing = "is busy" if hung.is_busy else "waits or sleeps"
     return _Diagnosis("endless" if hung.is_busy else "idle", f"{stuck} {doing} {place}", "", frame)
+
+
+def _describe_deadlock(rank: RankObservation, deadlock: Sequence[StackFrame]) -> str:
+    lock, place = "a lock that none of its threads can release", _place(rank.frames)
+    others = " and ".join(each.place for each in deadlock if each not in rank.frames)
+    if others and len(set(deadlock).intersection(rank.frames)) == 0:
+        return f"waits {place} for another thread, which waits for {lock}, at {others}"
+    return f"waits for {lock}, {place}" + (f", and another thread waits for one at {others}" if others else "")
 
 
 def _diagnose_data_loading(rank: RankObservation, stuck: str) -> _Diagnosis:

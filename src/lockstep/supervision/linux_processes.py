@@ -25,6 +25,12 @@ _FILE_CALLS = {
     | {82: "flush", 83: "flush", 206: "send to", 207: "receive from", 203: "connect"},
 }
 _OPENAT = {"x86_64": 257, "aarch64": 56}
+_FUTEX = {"x86_64": 202, "aarch64": 98}
+
+# Operations of futex(2), and their flags.
+_FUTEX_WAITS = (0, 9)
+_FUTEX_PRIVATE = 128
+_FUTEX_FLAGS = _FUTEX_PRIVATE | 256
 
 # Options of prctl(2).
 _PR_SET_PDEATHSIG = 1
@@ -143,6 +149,41 @@ def _writing_ends(pid: int, pipe: str) -> list[int]:
                     found = re.search(r"^flags:\s*([0-7]+)$", info, re.MULTILINE)
                     ends.append(os.O_RDWR if found is None else int(found[1], 8))
     return [flags for flags in ends if flags & os.O_ACCMODE != os.O_RDONLY]
+
+
+def waits_for_own_lock(pid: int) -> bool:
+    """Does a process's main thread wait without a deadline for a lock that only this process can release?
+
+    False also if another thread of it waits for a lock that is shared with other processes: one of them may release
+    that, and the thread then the main thread's.
+    """
+    main = _futex_wait(pid, pid)
+    if main is None or main.has_deadline:
+        return False
+    try:
+        threads = [int(task.name) for task in Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:
+        return False
+    return not any((wait := _futex_wait(pid, thread)) is not None and wait.is_shared for thread in threads)
+
+
+class _FutexWait(NamedTuple):
+    has_deadline: bool
+    is_shared: bool
+
+
+def _futex_wait(pid: int, thread: int) -> _FutexWait | None:
+    """Return how a thread waits in futex(2); None if it does not."""
+    try:
+        number, *arguments = Path(f"/proc/{pid}/task/{thread}/syscall").read_text().split()
+        if int(number) != _FUTEX.get(platform.machine()):
+            return None
+        operation, timeout = int(arguments[1], 16) & 0xFFFFFFFF, int(arguments[3], 16)
+    except (OSError, ValueError, IndexError):
+        return None
+    if operation & ~_FUTEX_FLAGS not in _FUTEX_WAITS:
+        return None
+    return _FutexWait(has_deadline=timeout != 0, is_shared=not operation & _FUTEX_PRIVATE)
 
 
 def own_children() -> list[int]:

@@ -25,6 +25,7 @@ from lockstep.supervision.linux_processes import (
     children_of,
     is_only_writer_of_its_pipe,
     process_state,
+    waits_for_own_lock,
 )
 from lockstep.supervision.stack_dumps import StackFrame, frames_of, parse_stacks, request_stacks
 
@@ -68,6 +69,7 @@ class RankObservation(NamedTuple):
     children: tuple[ChildProcess, ...] = ()
     blocked_in: str = ""
     reads_own_pipe: bool = False  # a pipe that no other process can write to
+    waits_for_own_lock: bool = False  # its main thread does, for one that no other process can release
     has_answered: bool = True  # whether its listener thread has; if not, something holds the interpreter lock
     collectives: tuple[Collective, ...] = ()  # the latest last
 
@@ -131,6 +133,7 @@ def _probe(status: RankStatus, heartbeat: Heartbeat, files: RankFiles) -> RankOb
         children=tuple(_probe_child(pid, files, heartbeat.main_thread, data_workers.get(pid)) for pid in children),
         blocked_in=blocked_in(status.pid),
         reads_own_pipe=is_only_writer_of_its_pipe(status.pid),
+        waits_for_own_lock=waits_for_own_lock(status.pid),
     )
 
 

@@ -30,6 +30,19 @@ def plain(body: str, features: int = 8) -> str:
 
 RUN_1, RUN_2 = (f"lockstep run -n {processes} --hang-limit 1 train.py" for processes in (1, 2))
 
+OTHER_ORDER = """
+from threading import Event, Lock, Thread
+
+first, second, begun = Lock(), Lock(), Event()
+
+
+def other_order():
+    with second:
+        begun.set()
+        with first:
+            pass
+"""
+
 MISTAKES = [
     Mistake(
         "a barrier on rank 0 alone",
@@ -94,6 +107,31 @@ MISTAKES = [
         command=RUN_1,
         code=5,
         says=r"reads a pipe that no other process can write to, at \S*train\.py:19",
+    ),
+    Mistake(
+        "a lock that is taken twice",
+        script=plain(
+            "if step == 8:\n    from threading import Lock\n    lock = Lock()\n    with lock, lock:\n        pass"
+        ),
+        command=RUN_1,
+        code=5,
+        says=r"it waits for a lock that none of its threads can release, at \S*train\.py:20 in <module>\. Take several",
+    ),
+    Mistake(
+        "two threads of a rank that take two locks in another order",
+        script=training_script(
+            before=OTHER_ORDER,
+            body="if world.rank == 1 and step.number == 3:\n"
+            "    with first:\n"
+            "        Thread(target=other_order, daemon=True).start()\n"
+            "        begun.wait()\n"
+            "        with second:\n"
+            "            pass\n"
+            "step.accumulate(loss, model)\nstep.update(optimizer)",
+        ),
+        command=RUN_2,
+        code=5,
+        says=r"rank 1 .* waits for a lock .* in main, and another thread waits for one at \S*train\.py:28\.",
     ),
     Mistake(
         "a pause is reported, and goes on",

@@ -17,6 +17,7 @@ from lockstep.supervision.linux_processes import (
     children_of,
     is_only_writer_of_its_pipe,
     process_state,
+    waits_for_own_lock,
 )
 from lockstep.supervision.stack_dumps import _has_handler
 from tests.commands import wait_for
@@ -104,6 +105,23 @@ def test_a_process_that_reads_no_pipe() -> None:
     with running("print('ready', flush=True); import time; time.sleep(60)") as process:
         assert not is_only_writer_of_its_pipe(process.pid)
     assert not is_only_writer_of_its_pipe(process.pid)
+
+
+@pytest.mark.parametrize(
+    ("wait", "is_own_lock"),
+    [
+        ("lock.acquire()", True),
+        ("threading.Event().wait()", True),
+        ("lock.acquire(timeout=60)", False),
+        ("shared.acquire()", False),  # another process may release it
+        ("time.sleep(60)", False),
+    ],
+)
+def test_a_wait_for_a_lock_of_the_process_alone(wait: str, is_own_lock: bool) -> None:
+    held = "lock, shared = threading.Lock(), multiprocessing.Lock()\nlock.acquire(); shared.acquire()"
+    with running(f"import multiprocessing, threading, time\n{held}\nprint('ready', flush=True)\n{wait}") as process:
+        wait_for(lambda: (state := process_state(process.pid)) is not None and state.state == "S", 10, "it sleeps")
+        wait_for(lambda: waits_for_own_lock(process.pid) == is_own_lock, 10, "known")
 
 
 def test_children_are_found_including_dead_ones() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import lockstep
 from lockstep.checkpoint import async_saver
 from lockstep.launcher import tcp_store
-from lockstep.supervision import certain_hangs, wait_analysis
+from lockstep.supervision import thread_waits, wait_analysis
 from lockstep.supervision.flight_recorder import Collective
 from lockstep.supervision.heartbeat import Phase
 from lockstep.supervision.stack_dumps import StackFrame
@@ -78,5 +78,9 @@ def test_the_files_of_lockstep_that_wait_for_other_ranks_exist() -> None:
     package = Path(lockstep.__file__).parent
     assert [path for path in wait_analysis._OWN_COLLECTIVES if not (package / path).is_file()] == []
     assert async_saver.__file__.endswith(wait_analysis._SAVER)
-    threads = [path for path in certain_hangs._HARMLESS_THREADS if path.startswith("/lockstep/")]
+    threads = [
+        path
+        for path in (*thread_waits._NEVER_HELPING, *thread_waits._WITHOUT_COLLECTIVES)
+        if path.startswith("/lockstep/")
+    ]
     assert [path for path in threads if not (package.parent / path[1:]).is_file()] == []

@@ -229,6 +229,12 @@ def test_a_loss_that_is_a_mean_is_recognised_by_its_graph() -> None:
         "a quotient": each.sum() / 4,
         "another dtype": each.mean().double(),
         "another shape": each.mean().view(1).squeeze(),
+        "a negative mean": -each.mean(),
+        "a difference of means": each.mean() - outputs.mean(),
+        "one minus a mean": 1 - each.mean(),
+        "a root of a mean": F.mse_loss(outputs, torch.zeros(4, 3)).sqrt(),
+        "half of a mean": 0.5 * each.mean() + each.mean() / 2,
+        "a limited mean": each.mean().clamp(max=10),
     }
     sums = {
         "cross_entropy": F.cross_entropy(outputs, labels, reduction="sum"),
@@ -236,6 +242,9 @@ def test_a_loss_that_is_a_mean_is_recognised_by_its_graph() -> None:
         "a mean times its count": each.mean() * 4,
         "in another unit": each.sum() / 0.6931,
         "a sum and a mean": each.sum() + outputs.mean(),
+        "a sum of samples' means": sum(F.mse_loss(row, torch.zeros(3)) for row in outputs),
+        "a sum of very many means": sum(each.mean() for _ in range(2000)),
+        "a mean times a trained weight": each.mean() * outputs.exp().sum(),
         "no graph": torch.zeros(()),
     }
     assert [name for name, loss in means.items() if not torch_internals.is_mean(loss, 4)] == [], VERSION

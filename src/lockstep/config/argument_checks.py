@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable, Sequence
+from numbers import Real
 from typing import Any
 
 from lockstep.errors import UserError
@@ -17,6 +18,14 @@ def require_whole(name: str, value: Any, *, otherwise: str = "") -> None:
     """Refuse anything but a whole number, 0 or greater; `otherwise` ends the message: ", or …"."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise UserError(f"{name}={value!r}: expected a whole number of at least 0{otherwise}")
+
+
+def as_whole(name: str, value: Any) -> int:
+    """Return a whole number, 0 or greater, as an int: 1e4 and numpy's numbers are accepted."""
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not is_number or not value >= 0 or value % 1 != 0:
+        raise UserError(f"{name}={value!r}: expected a whole number of at least 0")
+    return int(value)
 
 
 def require_positive(name: str, value: Any, *, otherwise: str = "") -> None:

@@ -1,7 +1,7 @@
 """Choose the loader of a data set: by index, as a stream, or from a torch DataLoader, which is rebuilt if possible."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler as TorchDistributedSampler
@@ -115,6 +115,16 @@ def choose_loader(
         collate=collate,
         worker_init=worker_init,
     )
+
+
+def require_loader(call: str, given: Any) -> Loader:
+    """Return what a script gave to this call, if it is a loader."""
+    if not hasattr(given, "batches"):
+        raise UserError(
+            f"{call}({type(given).__name__}, …): make the loader with run.loader(dataset, global_batch=…), or pass a "
+            "torch DataLoader"
+        )
+    return cast(Loader, given)
 
 
 def rebuild(

@@ -1,8 +1,8 @@
 """Buffers that a forward pass changes, such as batch-norm statistics, and how lanes are combined.
 
 Each lane starts from the values that the step began with. Batch-norm statistics are averaged over lanes, weighted by
-their samples; counters advance once a step. How any other buffer should be combined cannot be guessed, so a change to
-one is an error that names it and the setting.
+their samples; counters advance once a step; spectral norm's vectors follow from the weights alone. How any other buffer
+should be combined cannot be guessed, so a change to one is an error that names it and the setting.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +17,14 @@ from lockstep.data.lanes import Lanes
 from lockstep.engine.comm_thread import CommThread
 from lockstep.engine.compiled_models import named_modules
 from lockstep.engine.lane_tree import TreeSum, leaf
-from lockstep.engine.torch_internals import buffer_names, get_buffer, has_running_statistics, set_buffer, version_of
+from lockstep.engine.torch_internals import (
+    buffer_names,
+    get_buffer,
+    has_running_statistics,
+    set_buffer,
+    singular_vectors,
+    version_of,
+)
 from lockstep.engine.tree_all_reduce import TreeAllReduce
 from lockstep.errors import UserError
 
@@ -75,7 +82,7 @@ class LaneBuffers:
         for slot in buffer_slots(modules):
             pattern = next((pattern for pattern in rules if fnmatchcase(slot.name, pattern)), None)
             unmatched.discard(pattern or "")
-            rule = _default_rule(slot) if pattern is None else rules[pattern]
+            rule = None if slot.is_empty else _default_rule(slot) if pattern is None else rules[pattern]
             if rule == "mean" and not slot.tensor.is_floating_point():
                 raise UserError(f"buffers: {slot.name} holds {slot.tensor.dtype}, which has no mean: use first or max")
             (self._fixed if rule is None else self._slots[rule]).append(slot)
@@ -134,6 +141,8 @@ class LaneBuffers:
             before = self._copies[number] if self._copies else None
             now, now_version = slot.version
             same = now is tensor and now_version == version
+            if now is not None and (tensor is None or now.shape != tensor.shape):
+                raise new_buffer_error(slot.name)
             if not same or (before is not None and not torch.equal(slot.tensor, before)):
                 raise UserError(
                     f"the forward pass changes the buffer {slot.name}: set how lanes are combined, "
@@ -207,11 +216,19 @@ def buffer_slots(modules: Iterable[nn.Module]) -> Iterable[BufferSlot]:
                     yield BufferSlot(f"{path}.{key}" if path else key, module, key)
 
 
+def new_buffer_error(name: str) -> UserError:
+    """Return what to raise if a forward pass makes a buffer."""
+    return UserError(
+        f"the forward pass makes or resizes the buffer {name}, so no checkpoint would fit a new model: make it in "
+        f"__init__, in its final size, or keep it in a plain attribute"
+    )
+
+
 def _default_rule(slot: BufferSlot) -> BufferRule | None:
-    if slot.is_empty:
-        return None
     if has_running_statistics(slot.module) and slot.key in ("running_mean", "running_var"):
         return "mean"
+    if slot.key in singular_vectors(slot.module):
+        return "first"  # all lanes leave the same
     is_counter = slot.tensor.numel() == 1 and not slot.tensor.is_floating_point() and slot.tensor.dtype != torch.bool
     return "max" if is_counter else None
 

@@ -15,11 +15,14 @@ from torch.autograd import graph
 from torch.nn import Parameter
 from torch.nn.modules import batchnorm
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parametrizations
+from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.optim import Optimizer
 
 _engine_run_backward: Any = getattr(graph, "_engine_run_backward", None)
 _norm_base: Any = getattr(batchnorm, "_NormBase", None)
 _batch_norm_base: Any = getattr(batchnorm, "_BatchNorm", None)
+_spectral_norm: Any = getattr(parametrizations, "_SpectralNorm", None)
 
 COMPILED_CHILD = "_orig_mod"  # what `torch.compile` calls the original module inside its wrapper
 
@@ -40,7 +43,21 @@ _NORM_CLASSES: tuple[type[nn.Module], ...] = (
 )
 
 _REDUCTION_MEAN = 1  # as ATen counts: none, mean, sum
-_NODES_OF_VIEWS = frozenset({"ViewBackward0", "SqueezeBackward0", "ReshapeAliasBackward0", "ToCopyBackward0"})
+_PRODUCTS = frozenset({"MulBackward0", "MulBackward1"})
+_NODES_WITH_MEANS = frozenset(  # whose results are means if their inputs are
+    {
+        "AddBackward0",
+        "ClampBackward1",
+        "NegBackward0",
+        "ReshapeAliasBackward0",
+        "RsubBackward1",
+        "SqrtBackward0",
+        "SqueezeBackward0",
+        "SubBackward0",
+        "ToCopyBackward0",
+        "ViewBackward0",
+    }
+)
 
 
 # Autograd: `torch.autograd.graph._engine_run_backward`, `Tensor._version`, `Tensor._values`, nodes' `_saved_…`
@@ -83,27 +100,48 @@ def stored_values(sparse: Tensor) -> Tensor:
 def is_mean(loss: Tensor, count: float) -> bool:
     """Return whether a loss was computed as a mean over `count` losses.
 
-    That is: by a loss function's own reduction, by `mean()`, or by a division by the count. Sums of means are means,
-    too, and so are parts of one, as label smoothing makes them; a mean that was multiplied by its count is none. Relies
-    on the names of autograd's nodes and on their `_saved_reduction` and `_saved_other`; without them, no loss counts as
-    a mean.
+    That is: by a loss function's own reduction, by `mean()`, or by a division by the count. Sums, differences, roots
+    and parts of means are means, too; a mean that was multiplied by its count is none, and neither is a sum of `count`
+    means, one of each sample. Relies on the names of autograd's nodes and on their `_saved_reduction` and
+    `_saved_other`; without them, no loss counts as a mean.
     """
-    return _is_mean_node(loss.grad_fn, count)
+    num_means = 0
+    nodes = [loss.grad_fn]
+    while nodes and num_means < count:  # not by recursion: a sum made in a loop is as deep as it has terms
+        node: Any = nodes.pop()
+        if node is None:
+            return False
+        if _is_reduced_to_mean(node, count):
+            num_means += 1
+        elif node.name() in _NODES_WITH_MEANS or _is_part(node):
+            nodes += [each for each, _ in node.next_functions if each is not None]
+        else:
+            return False
+    return 0 < num_means < count
 
 
-def _is_mean_node(node: Any, count: float) -> bool:
-    if node is None:
-        return False
-    name, other = node.name(), getattr(node, "_saved_other", None)
-    if name.startswith("MeanBackward") or getattr(node, "_saved_reduction", None) == _REDUCTION_MEAN:
+def _is_reduced_to_mean(node: Any, count: float) -> bool:
+    if node.name().startswith("MeanBackward") or getattr(node, "_saved_reduction", None) == _REDUCTION_MEAN:
         return True
-    if name == "DivBackward0":
-        return isinstance(other, Tensor) and other.numel() == 1 and other.item() == count
-    inputs = [each for each, _ in node.next_functions if each is not None]
-    if name == "AddBackward0":
-        return all(_is_mean_node(each, count) for each in inputs)
-    is_part = name == "MulBackward1" and isinstance(other, int | float) and abs(other) <= 1
-    return (is_part or name in _NODES_OF_VIEWS) and _is_mean_node(inputs[0], count)
+    return node.name() == "DivBackward0" and _number_of(node) == count
+
+
+def _is_part(node: Any) -> bool:
+    """Return whether a node multiplies by at most one, or divides by at least one. An integer factor is a count."""
+    number = _number_of(node)
+    if number is None:
+        return False
+    if node.name() == "DivBackward0":
+        return abs(number) >= 1
+    return node.name() in _PRODUCTS and isinstance(number, float) and abs(number) <= 1
+
+
+def _number_of(node: Any) -> float | None:
+    """Return the constant number that a node multiplies or divides by."""
+    other = getattr(node, "_saved_other", None)
+    if isinstance(other, Tensor):
+        return other.item() if other.numel() == 1 and not other.requires_grad else None
+    return other if isinstance(other, int | float) else None
 
 
 # A tensor without values: `torch.Tensor._make_wrapper_subclass`
@@ -177,8 +215,8 @@ def _one(device: torch.device) -> Tensor:
     return torch.ones(1, device=device)
 
 
-# Modules: `Module._buffers`, `_NormBase` and `_BatchNorm` of batchnorm, the classes that `fully_shard` and
-# `torch.compile` make, `Module._compiled_call_impl`
+# Modules: `Module._buffers`, `Module._forward_pre_hooks`, `_NormBase` and `_BatchNorm` of batchnorm, `_SpectralNorm` of
+# parametrizations, the classes that `fully_shard` and `torch.compile` make, `Module._compiled_call_impl`
 
 
 def buffer_names(module: nn.Module) -> list[str]:
@@ -212,6 +250,18 @@ def has_running_statistics(module: nn.Module) -> bool:
     Relies on their base class `_NormBase`; falls back to the public classes.
     """
     return isinstance(module, _NORM_CLASSES if _norm_base is None else _norm_base)
+
+
+def singular_vectors(module: nn.Module) -> list[str]:
+    """Return the names of the buffers in which spectral norm keeps a weight's singular vectors.
+
+    They follow from the weight alone. Relies on the class `_SpectralNorm` and its buffers `_u` and `_v`, or, for the
+    older `torch.nn.utils.spectral_norm`, on `Module._forward_pre_hooks`; without them, they are buffers like others.
+    """
+    if _spectral_norm is not None and isinstance(module, _spectral_norm):
+        return ["_u", "_v"]
+    hooks = [each for each in module._forward_pre_hooks.values() if isinstance(each, SpectralNorm)]
+    return [f"{hook.name}_{vector}" for hook in hooks for vector in "uv"]
 
 
 def class_before_sharding(module: nn.Module) -> type[nn.Module]:

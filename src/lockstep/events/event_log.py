@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 
 EventKind = Literal["start", "step", "eval", "checkpoint", "restart", "incident", "end"]
 Event = dict[str, Any]  # {"t", "attempt", "step", "kind", …}: one line of events.jsonl
+RESERVED_FIELDS = ("t", "attempt", "step", "kind")
 
 _MAX_PRINTED = 200  # characters of a value: a logged text may be a page long
 
@@ -49,9 +50,7 @@ class PrintSink:
 
     def emit(self, event: Event) -> None:
         """Print the event."""
-        shown = [
-            f"{name} {_short(value)}" for name, value in event.items() if name not in ("t", "attempt", "step", "kind")
-        ]
+        shown = [f"{name} {_short(value)}" for name, value in event.items() if name not in RESERVED_FIELDS]
         # A single write, so that the lines of several processes do not mix.
         sys.stdout.write(f"{event['kind']} {event['step']}: {', '.join(shown)}\n")
         sys.stdout.flush()

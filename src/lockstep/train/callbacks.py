@@ -25,7 +25,13 @@ class Callback:
             def on_step(self, trainer, step):
                 if step.every(100) and trainer.world.is_main:
                     print(step.number, step.loss)
+
+    Attributes:
+        metric: the name of the metric that it waits for, so that training without a validation set is an error; or
+            None.
     """
+
+    metric: str | None = None
 
     def on_start(self, trainer: "Trainer") -> None:
         """Called before the first step."""
@@ -95,6 +101,7 @@ class EarlyStopping(Callback):
     def __init__(self, metric: str, mode: Mode, patience: int, min_delta: float = 0.0) -> None:
         if patience < 1:
             raise UserError(f"patience={patience}: expected 1 or more evaluations")
+        self.metric = metric
         self.best = Best(metric, mode, min_delta)
         self._patience = patience
         self._waited = 0
@@ -131,6 +138,7 @@ class SaveBest(Callback):
     """
 
     def __init__(self, metric: str, mode: Mode) -> None:
+        self.metric = metric
         self.best = Best(metric, mode)
 
     def on_start(self, trainer: "Trainer") -> None:

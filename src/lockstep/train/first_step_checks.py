@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from lockstep.engine.compiled_models import named_modules
-from lockstep.engine.lane_buffers import BufferSlot
+from lockstep.engine.compiled_models import named_buffers, named_modules
+from lockstep.engine.lane_buffers import BufferSlot, new_buffer_error
 from lockstep.engine.loss_table import Terms, as_count, titled
 from lockstep.engine.stand_in_gradient import GradientInsideLanes
 from lockstep.engine.torch_internals import is_mean, version_of
@@ -25,29 +25,47 @@ _MAX_ELEMENTS = 100  # of a list or a dictionary that are compared
 _MAX_DEPTH = 3
 _MAX_NAMES = 4
 
+BufferShapes = set[tuple[int, str, torch.Size]]  # by the model's number and the buffer's name
+
 
 class FirstStepChecks:
     """What is looked at while the first step of `run.steps(…)` runs its lanes."""
 
-    def __init__(self, models: Sequence[nn.Module], buffers: Sequence[BufferSlot], *, compares_lanes: bool) -> None:
-        """`compares_lanes`: run a lane twice if a forward pass changes attributes of the model, and compare."""
+    def __init__(
+        self, models: Sequence[nn.Module], buffers: Sequence[BufferSlot], *, compares_lanes: bool, saves: bool
+    ) -> None:
+        """Prepare for the first step.
+
+        Args:
+            models: the run's.
+            buffers: theirs.
+            compares_lanes: run a lane twice if a forward pass changes attributes of the model, and compare.
+            saves: the run makes checkpoints, which must fit these models when they are made anew.
+        """
         self._models = models
         self._buffers = buffers
         self._compares_lanes = compares_lanes
+        self._shapes = _shapes_of_buffers(models) if saves else None
 
     def begin_pass(self, parameters: Sequence[Parameter]) -> "FirstPassChecks":
         """Begin a pass over the lanes for the gradients of these parameters."""
-        return FirstPassChecks(parameters, self._models, self._buffers if self._compares_lanes else None)
+        buffers = self._buffers if self._compares_lanes else None
+        return FirstPassChecks(parameters, self._models, buffers, self._shapes)
 
 
 class FirstPassChecks:
     """The checks of one pass over the lanes."""
 
     def __init__(
-        self, parameters: Sequence[Parameter], models: Sequence[nn.Module], buffers: Sequence[BufferSlot] | None
+        self,
+        parameters: Sequence[Parameter],
+        models: Sequence[nn.Module],
+        buffers: Sequence[BufferSlot] | None,
+        shapes: BufferShapes | None,
     ) -> None:
-        """`buffers`: None if no lane is to be run twice."""
+        """`buffers`: None if no lane is to be run twice. `shapes`: the buffers', None if they may change."""
         self._parameters = parameters
+        self._shapes = shapes
         self._models = models
         self._buffers = buffers
         self._saved = [] if buffers is None else [SavedBuffer.capture(slot) for slot in buffers]
@@ -89,11 +107,15 @@ class FirstPassChecks:
             self._changed = [name for name in now if now[name] != self._attributes.get(name)]
 
     def end_pass(self, run_again: Callable[[], tuple[Any, Terms]] | None) -> None:
-        """Raise if the first lane's loss depends on what the model's attributes hold by now.
+        """Raise if lanes have made buffers, or if the first lane's loss depends on what attributes hold by now.
 
         `run_again`: computes the first lane's loss once more, and returns its data and terms; None if the script runs
         the lanes itself.
         """
+        if self._shapes is not None:
+            new = [name for _, name, _ in _shapes_of_buffers(self._models) - self._shapes]
+            if new:
+                raise new_buffer_error(min(new))
         if not self._changed or run_again is None or self._sums is None or self._buffers is None:
             return
         now = [SavedBuffer.capture(slot) for slot in self._buffers]
@@ -113,6 +135,12 @@ class FirstPassChecks:
                 f"the forward pass depends on the model's {_listed(self._changed)}, which it changes: the result would "
                 "depend on the number of processes: make it a buffer (register_buffer), or compute it from the batch"
             )
+
+
+def _shapes_of_buffers(models: Sequence[nn.Module]) -> BufferShapes:
+    return {
+        (number, name, buffer.shape) for number, model in enumerate(models) for name, buffer in named_buffers(model)
+    }
 
 
 class _Mark:

@@ -1,6 +1,7 @@
 """Models whose output carries its own loss, as Hugging Face's do: a mean over the batch's samples."""
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -15,12 +16,14 @@ def own_loss(model: Any, batch: Any) -> Term:
     The output is the loss itself, or has it as `.loss` or `["loss"]`. The loss is taken as a mean over the batch's
     samples or, if the output has a `.count` or `["count"]`, over that many elements: a mean over tokens needs that.
     """
-    if isinstance(batch, Mapping):
-        output = model(**batch)
-    elif isinstance(batch, list | tuple):
-        output = model(*batch)
-    else:
-        output = model(batch)
+    positional, by_name = ([], batch) if isinstance(batch, Mapping) else (batch, {})
+    if not isinstance(positional, list | tuple):
+        positional = [positional]
+    try:
+        output = model(*positional, **by_name)
+    except TypeError:
+        _check_arguments(model, positional, by_name)
+        raise
     loss = output if isinstance(output, Tensor) else _part(output, "loss")
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         raise UserError(
@@ -31,6 +34,18 @@ def own_loss(model: Any, batch: Any) -> Term:
     if count is None:
         count = batch_length(batch)
     return loss * count, count
+
+
+def _check_arguments(model: Any, positional: Sequence[Any], by_name: Mapping[str, Any]) -> None:
+    """Raise if the model cannot take a batch of this kind."""
+    try:
+        inspect.signature(model.forward).bind(*positional, **by_name)
+    except TypeError as error:
+        kind = f"forward(**batch) with {', '.join(by_name)}" if by_name else f"forward(*batch) with {len(positional)}"
+        raise UserError(
+            f"without a loss function, the batch goes to {type(model).__name__}.{kind}, which does not fit: {error}: "
+            "give the trainer a loss(model, batch)"
+        ) from None
 
 
 def _part(output: Any, name: str) -> Any:

@@ -13,10 +13,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from lockstep.config.argument_checks import require_count
+from lockstep.config.argument_checks import as_whole, require_count
 from lockstep.data.evaluation_loader import EvaluationLoader
 from lockstep.data.lanes import Tail
-from lockstep.data.loader_factory import Loader, choose_loader
+from lockstep.data.loader_factory import Loader, choose_loader, require_loader
 from lockstep.data.sample_source import Collate
 from lockstep.data.sample_workers import WorkerInit
 from lockstep.data.torch_loader import Uneven
@@ -162,6 +162,9 @@ class Run:
             fsdp=FsdpOptions.read(fsdp or {}),
             tensor_plan={} if tensor_plan is None else tensor_plan,
         )
+        require_count("log_every", log_every)
+        if world is not None and not isinstance(world, World):
+            raise UserError(f"Run(folder, world): the world is what lockstep.launch hands to main, not {world!r}")
         if trace and folder is None:
             raise UserError("trace=True needs a folder to write to")
         if resume not in get_args(Resume):
@@ -228,6 +231,7 @@ class Run:
             raise UserError("the model has lazy modules without weights yet: run a batch through it first")
         bare = unwrapped(model)
         if not self._state.has_model(bare):
+            self._require_before_steps("prepare")
             if self.options.parallel == "auto" and self._state.strategy.can_be_replaced:
                 self._choose_strategy([*self._state.models.values(), bare])  # the models' sizes count
             self._recomputed.begin(bare)
@@ -252,6 +256,8 @@ class Run:
 
         Returns the optimizer, to be given to `step.update`.
         """
+        if isinstance(models, Optimizer):
+            raise UserError("run.optimizer(…): the model comes first, run.optimizer(model, optimizer)")
         if isinstance(schedule, LRScheduler):
             raise UserError(
                 f"run.optimizer(…, schedule={type(schedule).__name__}): a torch scheduler is stepped by the script: "
@@ -287,6 +293,7 @@ class Run:
         """
         if not self._state.parameter_names().keys() >= set(model.parameters()):
             raise UserError("call run.prepare(model) before run.ema(model): it may give the model other weights")
+        self._require_before_steps("ema")
         average = ExponentialMovingAverage(model, decay, warmup=warmup)
         self._state.add_average(average)
         return average
@@ -305,6 +312,7 @@ class Run:
             thing: anything with `state_dict` and `load_state_dict`, of plain values, tensors and numpy arrays.
             in_digest: count its tensors and numbers in the run's digest; they must be equal on all ranks.
         """
+        self._require_before_steps("register_state")
         self._state.register(name, thing, in_digest=in_digest, once=self.folder is not None)
 
     def checkpoint_activations(self, model: nn.Module, *, every: int = 1, classes: Sequence[str] = ()) -> str:
@@ -407,17 +415,15 @@ class Run:
         if (epochs is None) == (steps is None):
             problem = "give epochs= or steps=" if epochs is None else "give either epochs= or steps=, not both"
             raise UserError(f"run.steps(…): {problem}")
-        if isinstance(loader, DataLoader):
-            loader = self.loader(loader)
-        elif not hasattr(loader, "batches"):
-            raise UserError(
-                f"run.steps({type(loader).__name__}, …): make the loader with run.loader(dataset, global_batch=…), or "
-                "pass a torch DataLoader"
-            )
+        epochs = None if epochs is None else as_whole("epochs", epochs)
+        steps = None if steps is None else as_whole("steps", steps)
+        loader = self.loader(loader) if isinstance(loader, DataLoader) else require_loader("run.steps", loader)
         policy = CheckpointPolicy(save_every, keep, keep_every)
         if checkpoints is not None:
             if policy != CheckpointPolicy():
                 raise UserError("run.steps(…): give either checkpoints=, or save_every=, keep= and keep_every=")
+            if not isinstance(checkpoints, CheckpointPolicy):
+                raise UserError(f"checkpoints={checkpoints!r}: expected a lockstep.CheckpointPolicy(every=…)")
             policy = checkpoints
         if self.folder is None and policy.every is not None and self.world.is_main:
             logger.warning("save_every=%s has no effect: the run has no folder, Run(folder, …)", policy.every)
@@ -529,10 +535,10 @@ class Run:
     def log(self, **values: Any) -> None:
         """Write values into the run's events, on rank 0; all ranks may call it.
 
-        `values`: numbers, texts, or lists and dictionaries of them. Of a tensor, give `tensor.item()`.
+        `values`: numbers, texts, or lists and dictionaries of them. A tensor of one element counts as a number.
         """
         self._check_open("log")
-        self.run_log.events.emit("step", self._loop.number, **values)
+        self.run_log.log_values(self._loop.number, values)
 
     def log_image(self, name: str, image: Any) -> None:
         """Write an image to RUN/media/NAME-STEP.png and show it in the loggers, on rank 0; all ranks may call it.
@@ -579,6 +585,11 @@ class Run:
 
         `metadata`: plain values for the last checkpoint's manifest and the end event.
         """
+        if self._loop.is_in_step:
+            raise UserError(
+                "run.finish() inside a step: call it after the loop over run.steps(…), or run.end_steps() to end that "
+                "loop after this step"
+            )
         if self.resumes_later:
             raise UserError(
                 "the checkpoint was saved in a later call of run.steps(…) than this script makes: restore the missing "
@@ -633,6 +644,11 @@ class Run:
     def _choose_strategy(self, models: Sequence[nn.Module] = ()) -> None:
         choice = choose_strategy(self.world, self.options, models, keep_gradients=self._is_traced)
         self._state.strategy, self._state.why_strategy = choice
+
+    def _require_before_steps(self, what: str) -> None:
+        """Raise inside a step: after a resume, the checkpoint would be loaded before the script comes here again."""
+        if self._loop.is_in_step:
+            raise UserError(f"run.{what}(…) inside a step: call it before run.steps(…), which restores what is saved")
 
     def _check_open(self, what: str) -> None:
         """Raise if the run has ended. Called on every rank, so that they all fail alike."""

@@ -2,15 +2,19 @@
 
 import json
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from torch import Tensor
 
 from lockstep.config import environment
 from lockstep.engine.state_digest import DigestTrace
 from lockstep.errors import UserError
 from lockstep.events.atomic_files import write_atomic
-from lockstep.events.event_log import EventLog, Sink, json_safe
+from lockstep.events.event_log import RESERVED_FIELDS, EventLog, Sink, json_safe
 from lockstep.events.jsonl import FileMark, JsonlWriter
 from lockstep.events.media import check_image, check_media_name, truncate_text, write_image
 from lockstep.events.run_folder import Claim, RunFolder, RunSettings
@@ -80,6 +84,13 @@ class RunLog:
         if self._world.is_main and not self._sinks:
             logger.warning("%s", text)
 
+    def log_values(self, step: int, values: Mapping[str, Any]) -> None:
+        """Write an event with these values. They are checked on every rank, so that all fail alike."""
+        for name in values:
+            if name in RESERVED_FIELDS:
+                raise UserError(f"run.log({name}=…): every event has a {name} of its own: choose another name")
+        self.events.emit("step", step, **{name: _plain(name, value) for name, value in values.items()})
+
     def log_image(self, name: str, step: int, image: Any) -> None:
         """Write a PNG into the folder, and an event that names it. Checked on every rank, so that all fail alike."""
         check_image(name, image)
@@ -128,3 +139,17 @@ class RunLog:
         if "refused" in answer:
             raise UserError(answer["refused"])
         return answer["run_id"], answer["attempt"]
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Return a value to log as JSON knows it."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {key: _plain(name, element) for key, element in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(name, element) for element in value]
+    if isinstance(value, Tensor | np.ndarray | np.generic) and math.prod(value.shape) == 1:
+        return value.item()
+    kind = f"{type(value).__name__} of shape {tuple(value.shape)}" if hasattr(value, "shape") else type(value).__name__
+    raise UserError(f"run.log({name}=…): expected a number, a text, or a list or dictionary of them, not a {kind}")

@@ -205,6 +205,12 @@ class Step:
         """
         if _has_parameters(loss) and not isinstance(model, Sequence) and not _has_parameters(model):
             raise UserError("step.accumulate(model, loss): the loss comes first, step.accumulate(loss, model)")
+        if _is_of_torch(loss):
+            name = type(loss).__name__ if isinstance(loss, nn.Module) else loss.__name__
+            raise UserError(
+                f"{name} takes outputs and labels: write a function loss(model, batch) that calls it and returns a sum "
+                "and a count"
+            )
         for data in self._run_lanes(model, loss):
             self.backward(self._loss_of(loss, model, data))
 
@@ -417,6 +423,12 @@ def _lane_index(batch: int, number: int, lane: int = 0) -> int:
 
 def _has_parameters(value: Any) -> bool:
     return isinstance(value, nn.Module) and next(value.parameters(), None) is not None
+
+
+def _is_of_torch(loss: Loss) -> bool:
+    """Return whether this is one of torch's own loss functions, or a module with one."""
+    owner = type(loss) if isinstance(loss, nn.Module) else loss
+    return getattr(owner, "__module__", None) in ("torch.nn.functional", "torch.nn.modules.loss")
 
 
 def _were_removed(passes: Sequence[PendingPass]) -> bool:

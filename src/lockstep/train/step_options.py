@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from numbers import Integral
 from typing import Any, Literal
 
 from lockstep.config.argument_checks import require_positive
@@ -51,6 +52,13 @@ class StepOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fsdp", FsdpOptions.read(self.fsdp))
+        if isinstance(self.seed, bool) or not isinstance(self.seed, Integral):
+            raise UserError(f"seed={self.seed!r}: expected a whole number")
+        object.__setattr__(self, "seed", int(self.seed))  # numpy's are accepted
+        if not isinstance(self.buffers, Mapping):
+            raise UserError(
+                f"buffers={self.buffers!r}: expected a rule for each name pattern, {{'*.codebook': 'mean'}}"
+            )
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise UserError(f"{name}={getattr(self, name)!r}: expected {', '.join(choices[:-1])} or {choices[-1]}")

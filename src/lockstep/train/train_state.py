@@ -97,6 +97,8 @@ class TrainState:
 
     def register(self, name: str, thing: Resumable, *, in_digest: bool, once: bool) -> None:
         """Register state for `Run.register_state`. `once`: another thing under the same name is an error."""
+        if not isinstance(name, str):
+            raise UserError(f"run.register_state({type(name).__name__}, …): the name comes first")
         part = (STATE_PREFIX if in_digest else KEPT_PREFIX) + name
         try:
             check_part_name(part)

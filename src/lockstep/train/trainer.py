@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 from lockstep.config.duration import Duration, RunLength
 from lockstep.config.plurals import count_noun
 from lockstep.data.evaluation_loader import EvaluationLoader
-from lockstep.data.loader_factory import Loader
+from lockstep.data.loader_factory import Loader, require_loader
 from lockstep.errors import UserError
 from lockstep.train.callbacks import Callback
 from lockstep.train.evaluate import Metrics
@@ -99,7 +99,7 @@ class Trainer:
         self.metrics: dict[str, Any] = {}
         self._loss = loss
         self._metrics = metrics or self._loss_as_metric
-        self._callbacks = list(callbacks)
+        self._callbacks = _checked(callbacks)
         self._stop_reason: str | None = None
         self._period = _TrainingPeriod()
         self.run.register_state("trainer", self)
@@ -141,11 +141,17 @@ class Trainer:
 
         Returns `history`, the same on every rank.
         """
-        loader = self.run.loader(train_loader) if isinstance(train_loader, DataLoader) else train_loader
+        given = self.run.loader(train_loader) if isinstance(train_loader, DataLoader) else train_loader
+        loader = require_loader("trainer.train", given)
         schedule = _EvaluationSchedule(evaluate_every, length_of_run(loader))
         self._stop_reason = None
         self._period = _TrainingPeriod()
         for callback in self._callbacks:
+            if callback.metric is not None and val_loader is None:
+                raise UserError(
+                    f"{type(callback).__name__}({callback.metric!r}, …) needs evaluations: "
+                    "trainer.train(train_loader, val_loader, …)"
+                )
             callback.on_start(self)
         self.model.train()
         for step in self.run.steps(
@@ -157,7 +163,7 @@ class Trainer:
             step.update(self.optimizer)
             self._period.add(step)
             self._after_update(step)
-            if schedule.is_due(step):
+            if schedule.is_due(step) or self._stop_reason is not None:
                 self._end_period(val_loader)
             if self._stop_reason is not None:
                 self.run.log(stopped=self._stop_reason)
@@ -266,6 +272,17 @@ class Trainer:
         else:
             loss = self._loss(model, batch)
         return {"loss": loss} if isinstance(loss, tuple) else loss
+
+
+def _checked(callbacks: Any) -> list[Callback]:
+    given = list(callbacks) if isinstance(callbacks, Sequence) else [callbacks]
+    wrong = next((each for each in given if not isinstance(each, Callback)), None)
+    if wrong is not None or not isinstance(callbacks, Sequence):
+        raise UserError(
+            f"callbacks=… takes a list of callbacks, each made from a class that inherits from lockstep.Callback, not "
+            f"{callbacks if wrong is None else wrong!r}"
+        )
+    return given
 
 
 class _TrainingPeriod:

@@ -92,6 +92,11 @@ class TrainingLoop:
         """Whether training has begun in this process."""
         return self._num_calls > 0
 
+    @property
+    def is_in_step(self) -> bool:
+        """Whether the script is in the body of its loop over `steps`."""
+        return self._current is not None
+
     def steps(
         self,
         loader: Loader,
@@ -314,7 +319,8 @@ class TrainingLoop:
 
     def _first_step_checks(self, context: StepContext) -> FirstStepChecks:
         compares_lanes = self._options.determinism == "lockstep" and context.engine.can_replay
-        return FirstStepChecks(list(self._state.models.values()), context.buffers, compares_lanes=compares_lanes)
+        models, saves = list(self._state.models.values()), self._log.folder is not None
+        return FirstStepChecks(models, context.buffers, compares_lanes=compares_lanes, saves=saves)
 
     def _refuse_other_steps(self, updater: Updater) -> None:
         """Let `optimizer.step()` raise inside a step, where `step.update` calls it."""

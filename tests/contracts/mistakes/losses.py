@@ -30,6 +30,24 @@ class Carrying(nn.Module):
         self.hidden = self.cell(inputs, None if self.hidden is None else self.hidden.detach())
         return self.out(self.hidden)
 """
+CACHING = """
+class Caching(nn.Linear):
+    def __init__(self):
+        super().__init__(8, 3)
+        self.register_buffer("mask", None, persistent=False)
+
+    def forward(self, inputs):
+        if self.mask is None:
+            self.mask = torch.ones(8, device=inputs.device)
+        return super().forward(inputs * self.mask)
+"""
+REGISTERING = """
+class Registering(nn.Linear):
+    def forward(self, inputs):
+        if not hasattr(self, "mask"):
+            self.register_buffer("mask", torch.ones(8, device=inputs.device))
+        return super().forward(inputs * self.mask)
+"""
 DRAWING = """
 class Drawing(nn.Linear):
     def __init__(self):
@@ -86,6 +104,30 @@ MISTAKES = [
             "{'ce': (F.cross_entropy(outputs, labels, reduction='sum'), 4), 'l2': (outputs.square().mean(), 4)}"
         ),
         says=r"the loss term 'l2' is a mean over the batch, given with a count of 4",
+    ),
+    Mistake(
+        "a negative mean of log-probabilities",
+        script=loss_script("-torch.distributions.Categorical(logits=outputs).log_prob(labels).mean(), len(labels)"),
+        says=r"the loss is a mean over the batch, given with a count of 4",
+    ),
+    Mistake(
+        "a weighted sum of means",
+        script=loss_script("F.cross_entropy(outputs, labels) + 0.1 * outputs.square().mean(), len(labels)"),
+        says=r"the loss is a mean over the batch, given with a count of 4",
+    ),
+    Mistake(
+        "a sum of the samples' own means",
+        script=loss_script(
+            "sum(F.cross_entropy(a[None], b[None]) for a, b in zip(outputs, labels)), len(labels)",
+            after="print('trained', step.number)",
+        ),
+        code=0,
+        says=r"^trained 4$",
+    ),
+    Mistake(
+        "torch's loss in place of a loss function",
+        script=training_script(body="step.accumulate(nn.CrossEntropyLoss(), model)\nstep.update(optimizer)"),
+        says=r"CrossEntropyLoss takes outputs and labels: write a function loss\(model, batch\)",
     ),
     Mistake(
         "a mean alone",
@@ -165,6 +207,33 @@ MISTAKES = [
         "a hidden state that is carried from batch to batch",
         script=training_script(before=CARRYING, model="Carrying()"),
         says=r"the forward pass depends on the model's attribute hidden, which it changes",
+    ),
+    Mistake(
+        "a buffer that is filled by the first batch",
+        script=training_script(before=CACHING, model="Caching()"),
+        says=r"the forward pass makes or resizes the buffer mask, so no checkpoint would fit .*: make it in __init__",
+    ),
+    Mistake(
+        "an empty buffer with a rule",
+        script=training_script(
+            before=CACHING, model="Caching()", run="None, world, buffers={'mask': 'first'}", steps="steps=2"
+        ),
+        says=r"the forward pass makes or resizes the buffer mask, so no checkpoint would fit .*: make it in __init__",
+    ),
+    Mistake(
+        "a buffer that is registered by the first batch",
+        script=training_script(before=REGISTERING, model="Registering(8, 3)"),
+        says=r"the forward pass makes or resizes the buffer mask, so no checkpoint would fit .*: make it in __init__",
+    ),
+    Mistake(
+        "spectral norm, of both kinds",
+        script=training_script(
+            model="nn.Sequential(\n        nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)), "
+            "nn.utils.spectral_norm(nn.Linear(8, 3))\n    )",
+            after="print('trained', step.number)",
+        ),
+        code=0,
+        says=r"^trained 4$",
     ),
     Mistake(
         "a random generator of the model's own",

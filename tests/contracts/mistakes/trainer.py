@@ -44,6 +44,26 @@ MISTAKES = [
         says=r"give epochs= or steps=",
     ),
     Mistake(
+        "early stopping without a validation set",
+        script=trainer_script("run=run, callbacks=[lockstep.EarlyStopping('accuracy', 'max', 2)]", "loader, epochs=1"),
+        says=r"EarlyStopping\('accuracy', …\) needs evaluations: trainer\.train\(train_loader, val_loader, …\)",
+    ),
+    Mistake(
+        "a callback's class",
+        script=trainer_script("run=run, callbacks=[lockstep.Callback]"),
+        says=r"callbacks=… takes a list of callbacks, .*, not <class '.*Callback'>",
+    ),
+    Mistake(
+        "a data set to train on",
+        script=trainer_script(train="loader.dataset, epochs=1"),
+        says=r"trainer\.train\(TensorDataset, …\): make the loader with run\.loader\(dataset, global_batch=…\)",
+    ),
+    Mistake(
+        "a model without a loss of its own",
+        script=trainer_script(after="lockstep.Trainer(model, optimizer).train(loader, epochs=1)"),
+        says=r"the batch goes to Linear\.forward\(\*batch\) with 2, .*: give the trainer a loss\(model, batch\)",
+    ),
+    Mistake(
         "a run and a folder",
         script=trainer_script("run=run, folder='runs/other'"),
         says=r"Trainer: give either run=, or folder= and device=: a run has its own",

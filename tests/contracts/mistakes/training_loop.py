@@ -166,6 +166,11 @@ step.update(optimizer)
         says=r"2 parameters in no optimizer, so not trained: 0\.weight, 0\.bias: give them to one, or freeze them",
     ),
     Mistake(
+        "optimizer and model exchanged",
+        script=training_script(optimizer="run.optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)"),
+        says=r"run\.optimizer\(…\): the model comes first, run\.optimizer\(model, optimizer\)",
+    ),
+    Mistake(
         "a learning-rate scheduler as schedule",
         script=training_script(
             optimizer="torch.optim.SGD(model.parameters(), lr=0.1)",
@@ -185,6 +190,33 @@ step.update(optimizer)
             body="step.accumulate(loss, model)\nstep.update(optimizer)\nscheduler.step()",
         ),
         says=r'no checkpoint would hold the state of StepLR: call run\.register_state\("scheduler", scheduler\)',
+    ),
+    Mistake(
+        "a sequence of registered torch schedulers",
+        script=training_script(
+            before="from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR",
+            setup="""
+parts = [LinearLR(optimizer, total_iters=2), CosineAnnealingLR(optimizer, 8)]
+scheduler = SequentialLR(optimizer, parts, [2])
+run.register_state("scheduler", scheduler)
+""",
+            body="step.accumulate(loss, model)\nstep.update(optimizer)\nscheduler.step()",
+            after="print('schedulers that are said to be lost: 0')",
+        ),
+        code=0,
+        says=r"no checkpoint would hold|^schedulers that are said to be lost: 0$",
+    ),
+    Mistake(
+        "a second torch scheduler whose state is not saved",
+        script=training_script(
+            setup="""
+other = run.optimizer(model, torch.optim.SGD(model.parameters(), lr=0.1))
+schedulers = [torch.optim.lr_scheduler.StepLR(each, 2) for each in (optimizer, other)]
+run.register_state("scheduler", schedulers[0])
+""",
+        ),
+        code=0,
+        says=r"no checkpoint would hold the state of StepLR",
     ),
     Mistake(
         "two schedules of one optimizer",
@@ -211,6 +243,37 @@ step.update(optimizer)
         says=r"run\.steps\(…\): give either epochs= or steps=, not both",
     ),
     Mistake(
+        "half an epoch",
+        script=training_script(steps="epochs=0.5"),
+        says=r"epochs=0\.5: expected a whole number of at least 0",
+    ),
+    Mistake(
+        "fewer than no steps",
+        script=training_script(steps="steps=-1"),
+        says=r"steps=-1: expected a whole number of at least 0",
+    ),
+    Mistake(
+        "a number of steps that is a float",
+        script=training_script(steps="steps=1e1", after="print('steps', step.number)"),
+        code=0,
+        says=r"^steps 10$",
+    ),
+    Mistake(
+        "a number as checkpoint policy",
+        script=training_script(steps="steps=4, checkpoints=2"),
+        says=r"checkpoints=2: expected a lockstep\.CheckpointPolicy\(every=…\)",
+    ),
+    Mistake(
+        "a seed that is a text",
+        script=training_script(run="'runs/mine', world, seed='7'"),
+        says=r"seed='7': expected a whole number",
+    ),
+    Mistake(
+        "the folder after the world",
+        script=training_script(run="world, 'runs/mine'"),
+        says=r"Run\(folder, world\): the world is what lockstep\.launch hands to main, not 'runs/mine'",
+    ),
+    Mistake(
         "a data set in place of a loader",
         script=training_script(loader="data"),
         says=r"run\.steps\(TensorDataset, …\): make the loader with run\.loader\(dataset, global_batch=…\)",
@@ -224,6 +287,47 @@ step.update(optimizer)
         "a log after the run's end",
         script=training_script(after="run.log(accuracy=0.5)"),
         says=r"run\.log\(…\) after the run's end: give finish=False",
+    ),
+    Mistake(
+        "the end inside the loop",
+        script=training_script(body="step.accumulate(loss, model)\nstep.update(optimizer)\nrun.finish()"),
+        says=r"run\.finish\(\) inside a step: call it after the loop over run\.steps\(…\), or run\.end_steps\(\)",
+    ),
+    Mistake(
+        "an average that is begun inside the loop",
+        script=training_script(
+            body="step.accumulate(loss, model)\nstep.update(optimizer)\nif step.number == 2:\n    run.ema(model)"
+        ),
+        says=r"run\.ema\(…\) inside a step: call it before run\.steps\(…\), which restores what is saved",
+    ),
+    Mistake(
+        "tensors of one element in the log",
+        script=training_script(
+            body="""
+step.accumulate(loss, model)
+step.update(optimizer)
+run.log(loss=step.loss_tensor, norm=step.grad_norm, layers=[each.norm() for each in model.parameters()])
+if step.is_last:
+    print("logged")
+"""
+        ),
+        code=0,
+        says=r"^logged$",
+    ),
+    Mistake(
+        "a whole tensor in the log",
+        script=training_script(body="step.accumulate(loss, model)\nstep.update(optimizer)\nrun.log(w=model.weight)"),
+        says=r"run\.log\(w=…\): expected a number, .* not a Parameter of shape \(3, 8\)",
+    ),
+    Mistake(
+        "the step in the log",
+        script=training_script(body="step.accumulate(loss, model)\nstep.update(optimizer)\nrun.log(step=step.number)"),
+        says=r"run\.log\(step=…\): every event has a step of its own: choose another name",
+    ),
+    Mistake(
+        "metrics that are not named",
+        script=training_script(after="run.evaluate(model, data, loss)"),
+        says=r"metrics\(model, batch\) returns a dictionary, \{name: \(sum, count\), …\}, not a tuple",
     ),
     Mistake(
         "saves without a folder",

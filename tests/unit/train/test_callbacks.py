@@ -127,6 +127,21 @@ def test_callbacks_are_called_in_order() -> None:
     ]
 
 
+class StopAt(Callback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step(self, trainer: Trainer, step: Step) -> None:
+        if step.number == self.step:
+            trainer.stop("enough")
+
+
+@pytest.mark.parametrize(("last", "steps"), [(3, [2, 3]), (4, [2, 4])])
+def test_the_end_is_evaluated_wherever_a_callback_stops(last: int, steps: list[int]) -> None:
+    trainer = train([0.0] * 9, [StopAt(last)])
+    assert [entry["step"] for entry in trainer.history] == steps
+
+
 @pytest.mark.parametrize(
     ("every", "steps"),
     [("2 epochs", [4, 8, 10]), ("3 steps", [3, 6, 9, 10]), (4, [4, 8, 10]), ("12 samples", [3, 6, 9, 10])],

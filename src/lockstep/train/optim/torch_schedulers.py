@@ -1,28 +1,37 @@
 """Notice the torch schedulers of a script, whose state is in no checkpoint unless the script registers it."""
 
 import gc
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lockstep.errors import UserError
+from lockstep.train.train_state import Resumable
 
 
 def check_schedulers(
-    optimizers: Collection[Optimizer], scheduled: Collection[Optimizer], registered: Collection[object]
+    optimizers: Collection[Optimizer], scheduled: Collection[Optimizer], registered: Collection[Resumable]
 ) -> str | None:
     """Raise if a torch scheduler's state is in no checkpoint, because it would start over after a resume.
 
     Args:
         optimizers: the run's.
         scheduled: those with a schedule of lockstep's own.
-        registered: what the script has registered to be saved. It may save a scheduler with its own state.
+        registered: what the script has registered to be saved.
 
-    Returns a warning, if it is not certain.
+    Returns a warning, if it is not certain: what is registered may hold the state in a form of its own.
     """
+    found = _schedulers_of(optimizers)
+    if not found:
+        return None
+    saved = [each.state_dict() for each in registered]
     schedulers = [
-        each for each in _schedulers_of(optimizers) if not any(each is registered_one for registered_one in registered)
+        each
+        for each in found
+        if not any(each is other for other in registered)
+        and not any(_holds(state, each.state_dict()) for state in saved)
     ]
     if not schedulers:
         return None
@@ -39,6 +48,12 @@ def check_schedulers(
     if not registered:
         raise UserError(problem)
     return problem
+
+
+def _holds(saved: Any, state: Mapping[str, Any]) -> bool:
+    """Return whether a scheduler's state is among saved values, as in `SequentialLR` the states of its parts are."""
+    values = saved.values() if isinstance(saved, Mapping) else saved if isinstance(saved, list | tuple) else ()
+    return any((isinstance(each, Mapping) and each == state) or _holds(each, state) for each in values)
 
 
 def _schedulers_of(optimizers: Collection[Optimizer]) -> list[LRScheduler]:

@@ -9,6 +9,7 @@ and a job is stopped at the hang limit for these reasons alone, each of which mu
 - a rank reads a pipe that nobody but itself has open for writing;
 - a rank's threads wait for each other's locks;
 - all ranks wait, and one that they wait for has ended;
+- all ranks wait to receive, so none sends;
 - all ranks wait, and torch's flight recorder shows different collectives under the same number;
 - all ranks wait on the CPU, one of them in a collective that another one has not begun and, waiting, cannot begin.
 
@@ -48,6 +49,8 @@ def find_certain_hang(
     waiting = [each for each in analyzed if not each.now.has_ended]
     if not waiting or any(each.peer_wait is None for each in waiting):
         return None
+    if is_one_machine and all(_only_receives(each, hang_limit_s) for each in waiting):
+        return set()
     awaited = [_awaited(each.now.collectives, hang_limit_s) for each in waiting]
     if _have_different_collectives([each.now for each in waiting], awaited):
         return set()
@@ -70,6 +73,12 @@ def _is_stuck_alone(rank: RankObservation) -> bool:
         state = worker.process.state
         return state is not None and (state.is_stopped or (state.is_dead and state.exit_signal != 0))
     return bool(find_deadlock(rank)) or (rank.reads_own_pipe and not can_be_helped(rank))
+
+
+def _only_receives(analyzed: WaitAnalysis, hang_limit_s: float) -> bool:
+    wait = analyzed.peer_wait
+    is_receiving = wait is not None and wait.is_receive
+    return is_receiving and analyzed.idle_s > hang_limit_s and not can_be_helped(analyzed.now)
 
 
 def _awaited(collectives: Sequence[Collective], hang_limit_s: float) -> Collective | None:

@@ -235,7 +235,10 @@ def _explain_mismatch(
     first = next((each for each in observed if each.rank in found.ranks), observed[0])
     host = f" on {context.host}" if context.host else ""
     is_same_collective = len(set(waits.values())) <= 1
-    if is_same_collective:
+    is_receive = all(wait.is_receive for wait in waits.values())
+    if is_receive:
+        heading = f"all {context.world_size} ranks{host} have been waiting to receive, and none sends,"
+    elif is_same_collective:
         heading = f"all {context.world_size} ranks{host} have been waiting in the same collective"
     else:
         heading = f"all {context.world_size} ranks{host} have been waiting for each other in different collectives"
@@ -245,10 +248,12 @@ def _explain_mismatch(
         sentences.append(f"According to torch's flight recorder, {found.words}")
     elif found.ranks:
         sentences.append(f"Rank {found.ranks[0]} seems to have called different collectives than the others")
-    is_explained = bool(found.words or found.ranks)
-    sentences.append(
-        "Check the tensors' sizes and the network" if is_same_collective and not is_explained else SAME_ORDER
-    )
+    if is_receive:
+        sentences.append("Let one rank of each pair send before it receives")
+    elif is_same_collective and not found.words and not found.ranks:
+        sentences.append("Check the tensors' sizes and the network")
+    else:
+        sentences.append(SAME_ORDER)
     if outlook.words:
         sentences.append(outlook.words)
     where = ", ".join(f"rank {each.rank} in {_wait_of(each, waits)}" for each in observed)

@@ -26,6 +26,7 @@ _WRAPPERS = ("torch/_ops.py", "torch/utils/_contextlib.py", "/threading.py", "/c
 _SAVER = "/lockstep/checkpoint/async_saver.py"  # a save is written by a thread, which meets those of the other ranks
 _BACKWARD = "torch/autograd/graph.py"
 _DATA_LOADING = ("torch/utils/data/", "/multiprocessing/")
+_RECEIVES = ("recv", "recv_object_list")
 _LATE_S = 1.0  # on a GPU, a collective takes less than this unless it has to wait for its peers
 
 
@@ -39,6 +40,11 @@ class PeerWait(NamedTuple):
     def words(self) -> str:
         """Text for messages: `all_reduce at train.py:12`."""
         return self.name if self.frame is None else f"{self.name} at {self.frame.place}"
+
+    @property
+    def is_receive(self) -> bool:
+        """Does the rank wait for what another one sends to it alone?"""
+        return self.name in _RECEIVES
 
 
 class StuckDataWorker(NamedTuple):

@@ -52,6 +52,13 @@ MISTAKES = [
         says=r"rank 0 waits .* in barrier at \S*train\.py:18; .* Every rank must call the same collectives in the same",
     ),
     Mistake(
+        "two ranks that both receive first",
+        script=plain("if step == 8:\n    dist.recv(metric, src=1 - rank)\n    dist.send(metric, dst=1 - rank)"),
+        command=RUN_2,
+        code=5,
+        says=r"all 2 ranks .* waiting to receive, and none sends, .* in recv at \S*train\.py:18; .* Let one rank of",
+    ),
+    Mistake(
         "collectives in another order on one rank",
         script=plain(
             "order = [dist.all_reduce, lambda x: dist.broadcast(x, src=0)]\n"

@@ -109,6 +109,16 @@ def test_different_collectives_under_one_number() -> None:
     assert certain(reduces, waiting(1, "all_reduce", "all_reduce")) is None, "the network may be slow"
 
 
+def test_ranks_that_all_receive() -> None:
+    receiving = [seen(rank, *calls("recv", 9), stacks=MAIN) for rank in range(2)]
+    assert certain(*receiving) == set()
+    assert certain(*receiving, idle_s=20) is None
+    assert certain(*receiving, one_machine=False) is None, "another machine's rank may send"
+    assert certain(receiving[0], AT_WORK) is None
+    assert certain(receiving[0], waiting(1, "barrier")) is None, "the network may be slow"
+    assert certain(receiving[0], receiving[1]._replace(stacks=MAIN + HELPER)) is None, "that thread may send"
+
+
 def test_collectives_that_may_still_meet() -> None:
     root = waiting(0, "scatter", collectives=made("scatter", sizes="[[2, 3]]"))
     assert certain(root, waiting(1, "scatter", collectives=made("scatter", sizes="[]"))) is None

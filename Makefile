@@ -32,10 +32,10 @@ demo: $(INSTALLED) ## train the digits recipe on two processes and on one, and c
 	@echo "  $(BIN)/lockstep run -n 2 YOUR_SCRIPT.py                          your own script on two processes"
 	@echo "  $(BIN)/lockstep --help"
 
-test: $(INSTALLED) ## the test suite (about eight minutes on two cores)
+test: $(INSTALLED) ## the test suite (about ten minutes on two cores)
 	@$(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist worksteal
 
-test-slow: $(INSTALLED) ## the long tier (about nine minutes more)
+test-slow: $(INSTALLED) ## the long tier (about eight minutes more)
 	@$(BIN)/python -m pytest -m slow --numprocesses 2 --dist worksteal
 
 check: $(INSTALLED) ## format, lint, types

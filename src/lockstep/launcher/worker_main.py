@@ -136,14 +136,15 @@ def _exit(code: int, files: RankFiles | None) -> NoReturn:
     Python has no public names for the two calls, the wait for threads and atexit's handlers. Checked with CPython 3.11
     to 3.13; see `tests/contracts/test_private_names_elastic.py`.
     """
-    if code == 0:  # after a failure, keep the phase in which it happened
-        threading._shutdown()  # type: ignore[attr-defined]  # its threads may still meet the other ranks
-        heartbeat.enter(heartbeat.Phase.LEAVING)
+    if code == 0:
+        threading._shutdown()  # type: ignore[attr-defined]  # threads that go on may still meet the other ranks
+        heartbeat.enter(heartbeat.Phase.LEAVING)  # after a failure, the phase stays the one in which it happened
     if files is not None:
         # The rest can take seconds in which ranks that wait for this one fail: the agent must know the cause by then.
         with suppress(OSError):
             files.end.write_text(str(code))
-    threading._shutdown()  # type: ignore[attr-defined]  # the second time, it does nothing
+    if code != 0:
+        threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # its reader is gone, or the script closed it

@@ -177,7 +177,7 @@ def _diagnose(hung: WaitAnalysis, outlook: Outlook) -> _Diagnosis:
 def _describe_deadlock(rank: RankObservation, deadlock: Sequence[StackFrame]) -> str:
     lock, place = "a lock that none of its threads can release", _place(rank.frames)
     others = " and ".join(each.place for each in deadlock if each not in rank.frames)
-    if others and len(set(deadlock).intersection(rank.frames)) == 0:
+    if set(deadlock).isdisjoint(rank.frames):
         return f"waits {place} for another thread, which waits for {lock}, at {others}"
     return f"waits for {lock}, {place}" + (f", and another thread waits for one at {others}" if others else "")
 

@@ -8,17 +8,22 @@ from lockstep.supervision.rank_probe import RankObservation
 from lockstep.supervision.stack_dumps import StackFrame, ThreadStack, parse_stacks
 from lockstep.supervision.wait_analysis import is_save_that_waits
 
-# Threads that never end a wait of the script's own code: by where they began, or by their package.
-_NEVER_HELPING = ("/lockstep/supervision/flight_recorder.py", "/tqdm/_monitor.py")
-_TRACKERS = ("/site-packages/tensorboard/", "/site-packages/wandb/")
-# Those that, besides, never begin a collective.
-_WITHOUT_COLLECTIVES = ("/lockstep/engine/comm_thread.py", "/torch/utils/data/_utils/pin_memory.py")
+_LISTENER = "/lockstep/supervision/flight_recorder.py"  # it takes no lock of the script, and begins no collective
+# Threads that never begin a collective which the main thread waits for, by where they began. They may release a lock.
+_WITHOUT_COLLECTIVES = (
+    "/lockstep/engine/comm_thread.py",
+    "/torch/utils/data/_utils/pin_memory.py",
+    "/tqdm/_monitor.py",
+)
+_TRACKERS = ("/site-packages/tensorboard/", "/site-packages/wandb/")  # like those, by their package
 
-# Where a thread waits for work.
+# Where a thread waits for work, or for the time to look for some.
 _IDLE_LOOPS = (
     ("/concurrent/futures/thread.py", "_worker"),
     ("/multiprocessing/queues.py", "_feed"),
     ("/lockstep/engine/comm_thread.py", "_work"),
+    ("/tensorboard/summary/writer/event_file_writer.py", "_run"),
+    ("/tqdm/_monitor.py", "run"),
 )
 _THREADING = "/threading.py"
 _WAITING = (_THREADING, "/queue.py")
@@ -28,7 +33,7 @@ _TAKES_LOCK = re.compile(r"\.acquire\(\)|^with (?!.* as )[\w.\[\], ]+:")
 
 
 class _Wait(NamedTuple):
-    """The wait of a thread, without a deadline, for other threads of its process."""
+    """The wait of a thread for other threads of its process."""
 
     frame: StackFrame
     is_for_lock: bool  # else for an event, a queue or the end of a thread
@@ -43,12 +48,12 @@ def can_be_helped(rank: RankObservation) -> bool:
 def find_deadlock(rank: RankObservation) -> list[StackFrame]:
     """Return the lines at which threads of a rank wait for locks that none of its threads can release.
 
-    It is a deadlock if the main thread and all others that run the script's code wait for each other without a
-    deadline, and at least one for a lock. Nothing is returned otherwise: a thread that does anything else may release
+    It is a deadlock if the main thread and all others wait for each other without a deadline, or for work, and at least
+    one for a lock. Nothing is returned otherwise: a thread that does anything else, a library's included, may release
     the lock, and an event alone may be set by code that is not Python's.
     """
     threads = parse_stacks(rank.stacks) if rank.waits_for_own_lock else []
-    waits = {thread.ident: _wait_of(thread) for thread in threads if thread.frames and not _never_helps(thread)}
+    waits = {thread.ident: _wait_of(thread) for thread in threads if thread.frames and not _is_listener(thread)}
     known = [wait for wait in waits.values() if wait is not None]
     if rank.heartbeat.main_thread not in waits or len(known) < len(waits):
         return []
@@ -58,18 +63,19 @@ def find_deadlock(rank: RankObservation) -> list[StackFrame]:
 def _is_harmless(thread: ThreadStack) -> bool:
     if not thread.frames or is_save_that_waits(thread):  # without frames, it runs no Python code
         return True
-    return _never_helps(thread) or _began_in(thread).file.endswith(_WITHOUT_COLLECTIVES) or _is_idle(thread)
+    if _is_listener(thread) or _is_idle(thread):
+        return True
+    file = _file_of(thread)
+    return file.endswith(_WITHOUT_COLLECTIVES) or any(package in file for package in _TRACKERS)
 
 
-def _never_helps(thread: ThreadStack) -> bool:
-    file = _began_in(thread).file
-    return file.endswith(_NEVER_HELPING) or any(package in file for package in _TRACKERS)
+def _is_listener(thread: ThreadStack) -> bool:
+    return _file_of(thread).endswith(_LISTENER)
 
 
-def _began_in(thread: ThreadStack) -> StackFrame:
-    """Return the outermost frame that is not the standard library's, or the outermost."""
-    own = [frame for frame in thread.frames if not frame.is_in_standard_library]
-    return own[-1] if own else thread.frames[-1]
+def _file_of(thread: ThreadStack) -> str:
+    """Return the file in which a thread's own code begins; empty if it runs the standard library's alone."""
+    return next((frame.file for frame in reversed(thread.frames) if not frame.is_in_standard_library), "")
 
 
 def _is_idle(thread: ThreadStack) -> bool:
@@ -81,13 +87,13 @@ def _is_idle(thread: ThreadStack) -> bool:
 
 
 def _wait_of(thread: ThreadStack) -> _Wait | None:
-    """Return what a thread waits for without a deadline; None if it does something else, or may."""
+    """Return what a thread waits for without a deadline, or as an idle one; None if it does something else, or may."""
     innermost = thread.frames[0]
+    if _is_idle(thread):
+        return _Wait(innermost, is_for_lock=False)
     if innermost.file.endswith(_THREADING):
         return _wait_in_threading(thread)
-    if _TAKES_LOCK.search(_text_of(innermost)):
-        return _Wait(innermost, is_for_lock=True)
-    return _Wait(innermost, is_for_lock=False) if _is_idle(thread) else None
+    return _Wait(innermost, is_for_lock=True) if _TAKES_LOCK.search(_text_of(innermost)) else None
 
 
 def _wait_in_threading(thread: ThreadStack) -> _Wait | None:

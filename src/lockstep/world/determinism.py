@@ -21,9 +21,8 @@ def set_determinism_flags(device: torch.device, *, tf32: bool, deterministic: bo
     Args:
         device: the device this process computes on.
         tf32: allow TF32, which rounds the factors of fp32 products to 10 bits of mantissa.
-        deterministic: use only deterministic kernels; an operation that has none raises an error that names it
-            (`raise_for_missing_kernel` turns it into one for users).
-            If False, cuDNN searches for its fastest kernels instead.
+        deterministic: use only deterministic kernels; for an operation that has none, torch raises an error, of which
+            `raise_for_missing_kernel` makes one for users. If False, cuDNN searches for its fastest kernels instead.
     """
     if device.type != "cuda":
         return

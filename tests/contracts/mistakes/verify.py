@@ -102,11 +102,13 @@ class TimeFirst(nn.Module):
 SHARPNESS = """
 with torch.no_grad():
     moves = [10 * parameter.grad for parameter in model.parameters()]
-    torch._foreach_add_(list(model.parameters()), moves)
+    for parameter, move in zip(model.parameters(), moves):
+        parameter += move
 optimizer.zero_grad()
 F.cross_entropy(wrapped(inputs), labels).backward()
 with torch.no_grad():
-    torch._foreach_sub_(list(model.parameters()), moves)
+    for parameter, move in zip(model.parameters(), moves):
+        parameter -= move
 """
 
 SCALE_BY_SIZE = """

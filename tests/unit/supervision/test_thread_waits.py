@@ -8,7 +8,7 @@ import pytest
 from lockstep.supervision.linux_processes import waits_for_own_lock
 from lockstep.supervision.rank_probe import RankObservation
 from lockstep.supervision.stack_dumps import StackFrame, parse_stacks, request_stacks
-from lockstep.supervision.thread_waits import find_deadlock
+from lockstep.supervision.thread_waits import can_be_helped, find_deadlock
 from tests.commands import wait_for
 from tests.unit.supervision.observations import seen
 from tests.unit.supervision.scripts import running
@@ -56,6 +56,12 @@ DEADLOCKS = {
         "one.acquire(); pool = ThreadPoolExecutor(2); pool.submit(print, file=sys.stderr).result()",
         "with one: pass",
     ),
+    "beside a progress bar": ("import tqdm; bar = tqdm.tqdm(range(9)); one.acquire()", "one.acquire()"),
+    "beside TensorBoard": (
+        "from tensorboard.summary.writer.event_file_writer import EventFileWriter\n"
+        "    writer = EventFileWriter(sys.argv[1] + '-events'); one.acquire()",
+        "one.acquire()",
+    ),
 }
 PAUSES = {
     "a deadline": ("one.acquire()", "one.acquire(timeout=60)"),
@@ -92,6 +98,29 @@ def test_a_wait_that_may_end_is_none(name: str, tmp_path: Path) -> None:
         observed = observe(process.pid, tmp_path)
     assert observed.stacks
     assert find_deadlock(observed) == []
+
+
+TRACKER = """
+import time
+
+def upload(lock, held):
+    with lock:
+        held.set()
+        time.sleep(60)
+"""
+
+
+def test_a_tracker_may_release_a_lock_though_it_begins_no_collective(tmp_path: Path) -> None:
+    package = tmp_path / "site-packages" / "wandb"
+    package.mkdir(parents=True)
+    (package / "uploads.py").write_text(TRACKER)
+    begin = f"sys.path.insert(0, {str(package)!r}); import uploads; start(uploads.upload, one, held); held.wait()"
+    script = write(tmp_path, begin, "one.acquire()")
+    with running(RUN, str(tmp_path / "stacks"), str(script)) as process:
+        wait_for(lambda: waits_for_own_lock(process.pid), 10, "the wait")
+        observed = observe(process.pid, tmp_path)
+    assert find_deadlock(observed) == []
+    assert not can_be_helped(observed)
 
 
 def test_without_stacks_nothing_is_known() -> None:

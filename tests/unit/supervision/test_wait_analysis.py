@@ -78,9 +78,6 @@ def test_the_files_of_lockstep_that_wait_for_other_ranks_exist() -> None:
     package = Path(lockstep.__file__).parent
     assert [path for path in wait_analysis._OWN_COLLECTIVES if not (package / path).is_file()] == []
     assert async_saver.__file__.endswith(wait_analysis._SAVER)
-    threads = [
-        path
-        for path in (*thread_waits._NEVER_HELPING, *thread_waits._WITHOUT_COLLECTIVES)
-        if path.startswith("/lockstep/")
-    ]
+    known = (thread_waits._LISTENER, *thread_waits._WITHOUT_COLLECTIVES)
+    threads = [path for path in known if path.startswith("/lockstep/")]
     assert [path for path in threads if not (package.parent / path[1:]).is_file()] == []

@@ -134,7 +134,8 @@ class Agent(ElasticAgentAdapter):
     def say(self, text: str) -> None:
         """Print a line to the terminal, if it is still there."""
         with suppress(OSError, ValueError):  # Ctrl-C also ends a `| tee`, and the ranks must still be able to save
-            print(f"lockstep: {text}", file=sys.stderr, flush=True)
+            # One write, so that no line of a rank comes between.
+            print(f"lockstep: {text}\n", end="", file=sys.stderr, flush=True)
 
     def start_ranks(self, ranks: Sequence[int], variables: Sequence[Mapping[str, str]]) -> list[int]:
         """Start the ranks of a new attempt."""

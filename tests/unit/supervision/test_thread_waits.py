@@ -44,7 +44,6 @@ def start(function, *args):
     return thread
 
 def main():
-    print("ready", flush=True)
 """
 DEADLOCKS = {
     "one lock, twice": ("one.acquire()", "one.acquire()"),
@@ -84,7 +83,8 @@ def test_a_deadlock_is_found(name: str, tmp_path: Path) -> None:
     before, wait = DEADLOCKS[name]
     script = write(tmp_path, before, wait)
     with running(RUN, str(tmp_path / "stacks"), str(script)) as process:
-        wait_for(lambda: bool(find_deadlock(observe(process.pid, tmp_path))), 10, "the deadlock")
+        wait_for(lambda: waits_for_own_lock(process.pid), 30, "the wait")  # before stacks are asked for
+        wait_for(lambda: bool(find_deadlock(observe(process.pid, tmp_path))), 30, "the deadlock")
 
 
 @pytest.mark.parametrize("name", PAUSES)
@@ -93,7 +93,7 @@ def test_a_wait_that_may_end_is_none(name: str, tmp_path: Path) -> None:
     script = write(tmp_path, before, wait)
     last = len(script.read_text().splitlines()) - 1
     with running(RUN, str(tmp_path / "stacks"), str(script)) as process:
-        wait_for(lambda: StackFrame(str(script), last, "main") in observe(process.pid, tmp_path).frames, 10, "the wait")
+        wait_for(lambda: StackFrame(str(script), last, "main") in observe(process.pid, tmp_path).frames, 30, "the wait")
         time.sleep(0.1)
         observed = observe(process.pid, tmp_path)
     assert observed.stacks
@@ -117,7 +117,7 @@ def test_a_tracker_may_release_a_lock_though_it_begins_no_collective(tmp_path: P
     begin = f"sys.path.insert(0, {str(package)!r}); import uploads; start(uploads.upload, one, held); held.wait()"
     script = write(tmp_path, begin, "one.acquire()")
     with running(RUN, str(tmp_path / "stacks"), str(script)) as process:
-        wait_for(lambda: waits_for_own_lock(process.pid), 10, "the wait")
+        wait_for(lambda: waits_for_own_lock(process.pid), 30, "the wait")
         observed = observe(process.pid, tmp_path)
     assert find_deadlock(observed) == []
     assert not can_be_helped(observed)
@@ -132,7 +132,7 @@ RUN = "import runpy, sys; runpy.run_path(sys.argv[2])"
 
 def write(folder: Path, before: str, wait: str) -> Path:
     path = folder / "script.py"
-    path.write_text(f"{BEGIN}    {before}\n    {wait}\nmain()\n")
+    path.write_text(f"{BEGIN}    {before}\n    print('ready', flush=True)\n    {wait}\nmain()\n")
     return path
 
 

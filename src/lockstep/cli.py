@@ -29,7 +29,13 @@ from lockstep.plan.plan_command import plan as plan_command
 from lockstep.report.report_command import report
 from lockstep.settings.settings_command import settings
 from lockstep.submit import submit_command
-from lockstep.supervision.stop_signals import StopRequested, install_stop_handlers
+from lockstep.supervision.output_streams import keep_failing_streams, open_missing_streams
+from lockstep.supervision.stop_signals import (
+    StopRequested,
+    install_stop_handlers,
+    obey_stop_request,
+    remove_stop_handlers,
+)
 from lockstep.verify.verify_command import ConfigOrScript, verify
 from lockstep.watch.watch_command import watch
 
@@ -95,6 +101,7 @@ def train(
     from lockstep.loggers.logger_factory import check_extras
     from lockstep.recipes.registry import load_config, load_recipe
 
+    keep_failing_streams()
     changes = [*(overrides or []), *(["quick=true"] if quick else [])]
     folder = run or Path("runs") / (Path(config).stem + ("-quick" if quick else ""))
     if plan is not None:
@@ -131,6 +138,7 @@ def run(
     \b
     lockstep run -n 4 train.py --epochs 10
     """
+    keep_failing_streams()
     target = [*(["-m"] if module else []), script, *(arguments or [])]
     if plan is not None:
         raise typer.Exit(start_agent(plan, target))
@@ -159,8 +167,10 @@ app.add_typer(submit_command.app, short_help="Write a job for Slurm or Kubernete
 def main() -> None:
     """Run the command, and end with the exit code that says how it went."""
     install_stop_handlers()
+    open_missing_streams()
     supervised = environment.agent_pid() is not None  # then the agent reports, once for all ranks
     try:
+        obey_stop_request()
         app(prog_name="lockstep")  # also under `python -m lockstep`
     except StopRequested as stop:
         if not supervised:
@@ -173,12 +183,14 @@ def main() -> None:
             sys.exit(print_error(error))
         print(user_traceback(error), file=sys.stderr, end="")
         sys.exit(EXIT_FAILED)
+    finally:
+        remove_stop_handlers(signal.SIG_DFL)  # nothing is left to stop but what Python does at exit
 
 
 def _run_here(target: list[str]) -> None:
     """Run the script in this process, as `python` would, with the default signal handlers."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    obey_stop_request()
+    remove_stop_handlers()
     check_target(target)
     try:
         run_target(target)

@@ -34,7 +34,7 @@ BESIDE = {
     "watch": READERS | {"observe", "report"},
     "testing": set(ORDER[: ORDER.index("recipes")]),
     "__init__": set(ORDER),  # names the public API, lazily
-    "__main__": {"cli"},
+    "__main__": {"cli", "supervision"},
 }
 
 # Public APIs, imported on first use: what else they name. `SearchPipeline` finds recipes; `console_for` is a logger.

@@ -27,7 +27,6 @@ from lockstep.launcher.elastic_adapter import (
     RanksState,
     handle_stop_signals,
     quiet_elastic_log,
-    stop_signals_raise,
 )
 from lockstep.launcher.launch_plan import SupervisionOptions
 from lockstep.launcher.rank_monitor import RankMonitor
@@ -48,8 +47,9 @@ from lockstep.supervision.failure_report import (
 )
 from lockstep.supervision.hang_detector import HangDetector
 from lockstep.supervision.hang_report import HangReport
-from lockstep.supervision.heartbeat import COMPILER, LOOP_PHASES
+from lockstep.supervision.heartbeat import COMPILER, LOOP_PHASES, Phase
 from lockstep.supervision.linux_processes import OutOfMemoryKills, available_cores
+from lockstep.supervision.stop_signals import obey_stop_request
 
 _POLL_INTERVAL_S = 0.1
 _SAME_REQUEST_S = 0.2  # a repeat within this time is the same request: `timeout` or a scheduler may signal twice
@@ -83,11 +83,12 @@ def run_agent(
     """
     if node.count > 1:
         wait_for_hostname(node.master_addr, _RESOLVE_WITHIN_S)
+    obey_stop_request()  # from here on, the agent handles stop signals
     with agent_folder() as folder:
         agent = Agent(processes, nproc, _rendezvous_handler(node, rdzv_endpoint), folder, options)
         with (
             quiet_elastic_log(),
-            stop_signals_raise(),
+            agent.stop_signals.handled(),
             environment.temporary_variables(_variables_for_all_ranks(node, folder)),
         ):
             try:
@@ -132,8 +133,8 @@ class Agent(ElasticAgentAdapter):
             )
 
     def say(self, text: str) -> None:
-        """Print a line to the terminal, if it is still there."""
-        with suppress(OSError, ValueError):  # Ctrl-C also ends a `| tee`, and the ranks must still be able to save
+        """Print a line to standard error."""
+        with suppress(OSError, ValueError):  # a script may have put a stream of its own there
             # One write, so that no line of a rank comes between.
             print(f"lockstep: {text}\n", end="", file=sys.stderr, flush=True)
 
@@ -192,7 +193,7 @@ class Agent(ElasticAgentAdapter):
             is_urgent = True
 
         handle_stop_signals(on_another_signal)
-        # Ranks handle SIGINT and SIGTERM alone, so SIGHUP and SIGQUIT become SIGTERM.
+        # Scripts expect SIGTERM: few handle SIGHUP, and SIGQUIT would dump core.
         asked = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
         for rank in running:
             rank.send(asked)
@@ -209,10 +210,19 @@ class Agent(ElasticAgentAdapter):
             if waited_s > grace_s:
                 self.say(f"not all ranks ended within {grace_s:g} s (--grace): killing them")
                 break
+            if self._waits_for_ended_rank():
+                break
             if not is_terminated and waited_s > grace_s - min(_TERMINATE_BEFORE_END_S, grace_s / 2):
                 is_terminated = True
                 self._terminate_ranks_that_missed_the_interrupt()
         self._exits_after_request = self._monitor.exits()
+
+    def _waits_for_ended_rank(self) -> bool:
+        """Are all ranks that run still joining a job that one has left? Torch's wait for it ignores signals."""
+        exits = self._monitor.exits()
+        running = [end.heartbeat for end in exits if end.exit_code is None]
+        is_joining = all(each is None or each.phase in (Phase.STARTING, Phase.JOINING) for each in running)
+        return is_joining and len(running) < len(exits)
 
     def judge_stop(self, number: signal.Signals) -> StopOutcome:
         """Say how the job ended that this signal has stopped."""

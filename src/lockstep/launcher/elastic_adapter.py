@@ -18,7 +18,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
-from typing import Any, NoReturn
+from types import FrameType
+from typing import Any
 
 import torch
 from torch.distributed.elastic.agent.server.api import (
@@ -35,6 +36,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 from lockstep.config.placement import HOSTED_STORE_VARIABLE, STORE_PORT_VARIABLE
 from lockstep.config.tested_versions import TESTED_TORCH
 from lockstep.errors import UserError
+from lockstep.supervision.stop_signals import is_importing
 
 _AGENT_STOP_SIGNALS = [
     getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT") if hasattr(signal, name)
@@ -63,6 +65,7 @@ class ElasticAgentAdapter(SimpleElasticAgent, ABC):
 
     def __init__(self, num_ranks: int, rendezvous: RendezvousHandler, max_restarts: int) -> None:
         check_elastic_names()
+        self.stop_signals = AgentStopSignals()
         super().__init__(
             WorkerSpec(
                 role="default",
@@ -132,15 +135,18 @@ class ElasticAgentAdapter(SimpleElasticAgent, ABC):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         ranks = [worker.global_rank for worker in worker_group.workers]
         variables = [self._variables(worker_group, worker) for worker in worker_group.workers]
-        return dict(enumerate(self.start_ranks(ranks, variables)))
+        with self.stop_signals.held():
+            return dict(enumerate(self.start_ranks(ranks, variables)))
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        state = self.poll_ranks().value
+        with self.stop_signals.held():
+            state = self.poll_ranks().value
         results = {worker.global_rank: None for worker in worker_group.workers}
         return RunResult(state, results if state == WorkerState.SUCCEEDED else {})
 
     def _stop_workers(self, *_: Any, **__: Any) -> None:
-        self.end_ranks()
+        with self.stop_signals.held():
+            self.end_ranks()
 
     def _shutdown(self, death_sig: signal.Signals | None = None, *_: Any, **__: Any) -> None:
         """Handle the end of the run: torch calls this every time, with a signal only after a stop request."""
@@ -209,24 +215,52 @@ def quiet_elastic_log() -> Iterator[None]:
         elastic.removeHandler(silence)
 
 
-@contextmanager
-def stop_signals_raise() -> Iterator[None]:
-    """Make stop signals raise torch's `SignalException`, which its agent expects; restore the handlers at the end."""
+class AgentStopSignals:
+    """The stop signals of an agent: the first one raises torch's `SignalException`, which its agent expects.
 
-    def stop(number: int, _frame: object) -> NoReturn:
-        handle_stop_signals(lambda *_: None)  # a second exception would end the ranks before they were asked to
-        raise SignalException(f"stopped by signal {number}", sigval=signal.Signals(number))
+    Not inside `held`, but right after it: our own code is not made to be left anywhere. Nor during an import, which is
+    never a long one here: then it raises at the next `held`. [Note: held signals]
+    """
 
-    before = {number: signal.getsignal(number) for number in _AGENT_STOP_SIGNALS}
-    handle_stop_signals(stop)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    def __init__(self) -> None:
+        self._received: int | None = None
+        self._has_raised = False
+        self._num_holds = 0
+
+    @contextmanager
+    def handled(self) -> Iterator[None]:
+        """Handle the stop signals within the block, except for those that are ignored."""
+        before = {number: signal.getsignal(number) for number in _AGENT_STOP_SIGNALS}
+        handle_stop_signals(self._on_stop_signal)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Let a signal within the block raise at its end."""
+        self._num_holds += 1
+        try:
+            yield
+        finally:
+            self._num_holds -= 1
+            self._obey()
+
+    def _on_stop_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._received is None:  # a second exception would end the ranks before they were asked to
+            self._received = number
+            if not is_importing(frame):
+                self._obey()
+
+    def _obey(self) -> None:
+        if self._received is not None and not self._has_raised and self._num_holds == 0:
+            self._has_raised = True
+            raise SignalException(f"stopped by signal {self._received}", sigval=signal.Signals(self._received))
 
 
-def handle_stop_signals(handler: Callable[[int, Any], Any]) -> None:
+def handle_stop_signals(handler: Callable[[int, FrameType | None], Any]) -> None:
     """Install a handler for the agent's stop signals, except for those that are ignored."""
     for number in _AGENT_STOP_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup and shells' background jobs ignore some

@@ -63,6 +63,8 @@ def main() -> NoReturn:
     if _AGENT_IS_GONE is not None:
         signal.signal(_AGENT_IS_GONE, lambda *_: ranks.end())
         signal_on_parent_death(_AGENT_IS_GONE)
+        if _is_closed(connection):  # the agent was gone before
+            ranks.end()
     if is_warm:
         for module in _modules_for(target):
             importlib.import_module(module)
@@ -199,6 +201,12 @@ def _reseed_numpy() -> None:
     """Reseed numpy's global generator, which was seeded on import: all ranks would draw the same numbers from it."""
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()
+
+
+def _is_closed(connection: socket.socket) -> bool:
+    with suppress(BlockingIOError):
+        return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    return False
 
 
 def _kill(pid: int) -> None:

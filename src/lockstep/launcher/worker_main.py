@@ -30,6 +30,7 @@ from lockstep.supervision import heartbeat
 from lockstep.supervision.agent_folder import RankFiles
 from lockstep.supervision.flight_recorder import start_listener, write_collectives
 from lockstep.supervision.io_recorder import OutputRecord, record_output
+from lockstep.supervision.output_streams import keep_failing_streams
 from lockstep.supervision.process_title import describe_target, title_forks_of_rank, title_rank
 from lockstep.supervision.stack_dumps import STACKS_SIGNAL
 from lockstep.supervision.step_recorder import record_steps
@@ -67,6 +68,7 @@ def main(arguments: list[str]) -> NoReturn:
                 remind_to_join(place)
     if (request := environment.read_verify_request()) is not None:
         _record_for_verify(request)
+    keep_failing_streams()
     # Flush every line: several ranks share a terminal, and a pipe would hold back a dying rank's last lines.
     sys.stdout.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
     code = 0
@@ -147,7 +149,7 @@ def _exit(code: int, files: RankFiles | None) -> NoReturn:
         threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # its reader is gone, or the script closed it
+        with suppress(OSError, ValueError):  # the script has closed it, or put one of its own there
             stream.flush()
     os._exit(code)
 

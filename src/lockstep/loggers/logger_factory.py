@@ -6,7 +6,8 @@ from pathlib import Path
 from lockstep.config.job_schema import LogConfig
 from lockstep.errors import UserError
 from lockstep.events.event_log import Sink
-from lockstep.loggers.logger_sink import GuardedSink, LoggerBackend, LoggerSink
+from lockstep.events.guarded_sink import GuardedSink
+from lockstep.loggers.logger_sink import LoggerBackend, LoggerSink
 from lockstep.loggers.tensorboard_backend import TensorBoardBackend
 from lockstep.loggers.wandb_backend import WandbBackend
 

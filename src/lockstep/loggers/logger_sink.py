@@ -1,15 +1,11 @@
-"""Sinks in front of the logger backends: turn events into values, and contain failures."""
+"""The sink in front of a logger backend: turns events into values."""
 
-import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from lockstep.errors import UserError
-from lockstep.events.event_log import Event, Sink
+from lockstep.events.event_log import Event
 from lockstep.events.run_folder import RunFolder
-
-logger = logging.getLogger("lockstep")
 
 _ENVELOPE = ("t", "attempt", "step", "kind")
 _SCALAR_GROUPS = {"step": "train", "eval": "eval"}  # kinds whose numbers become curves; other kinds become text
@@ -64,46 +60,6 @@ class LoggerSink:
         if self._is_open:
             self._is_open = False
             self._backend.close(failed=not self._has_ended)
-
-
-class GuardedSink:
-    """Passes events on until the sink raises; then disables the sink with one warning, and training continues.
-
-    A UserError passes through: it means that training must not continue.
-    """
-
-    def __init__(self, sink: Sink, name: str) -> None:
-        self._sink: Sink | None = sink
-        self._name = name
-
-    def emit(self, event: Event) -> None:
-        """Pass an event on, unless the sink has failed."""
-        if self._sink is None:
-            return
-        try:
-            self._sink.emit(event)
-        except UserError:
-            raise
-        except Exception as error:
-            self._warn(f"is switched off at step {event['step']}, training continues", error)
-            failed, self._sink = self._sink, None
-            self._close(failed)
-
-    def close(self) -> None:
-        """Close the sink, unless it has failed."""
-        if self._sink is not None:
-            self._close(self._sink)
-
-    def _close(self, sink: Sink) -> None:
-        try:
-            sink.close()
-        except Exception as error:
-            if self._sink is not None:  # otherwise it has already failed with a warning
-                self._warn("did not close cleanly", error)
-
-    def _warn(self, problem: str, error: Exception) -> None:
-        reason = " ".join(str(error).split())
-        logger.warning("%s %s: %s", self._name, problem, f"{type(error).__name__}: {reason}" if reason else repr(error))
 
 
 def logged_values(event: Event, folder: Path) -> LoggedValues:

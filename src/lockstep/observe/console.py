@@ -1,7 +1,6 @@
 """Show a run's events: a progress bar on a terminal, plain lines elsewhere, or JSON."""
 
 import json
-import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
@@ -11,23 +10,26 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from lockstep.config.plurals import count_noun
 from lockstep.events.event_log import Event, Sink
+from lockstep.events.guarded_sink import GuardedSink
 
 _GENES_PER_LINE = 6
 
 
-def console_for(stream: TextIO = sys.stdout, *, quiet: bool = False, as_json: bool = False) -> list[Sink]:
-    """Return the sinks that show a run on `stream`; none if `quiet`.
+def console_for(stream: TextIO | None = None, *, quiet: bool = False, as_json: bool = False) -> list[Sink]:
+    """Return the sinks that show a run on `stream`; none if `quiet`. If the stream fails, training goes on without.
 
     Args:
-        stream: where to write.
+        stream: where to write; None: standard output.
         quiet: show nothing, unless `as_json` is set.
         as_json: write the events themselves, one JSON object per line.
     """
+    stream = sys.stdout if stream is None else stream
     if as_json:
-        return [JsonConsole(stream)]
+        return [GuardedSink(JsonConsole(stream), "the console")]
     if quiet:
         return []
-    return [ProgressConsole(stream)] if stream.isatty() else [PlainConsole(stream)]
+    console = ProgressConsole(stream) if stream.isatty() else PlainConsole(stream)
+    return [GuardedSink(console, "the console")]
 
 
 class PlainConsole:
@@ -39,7 +41,7 @@ class PlainConsole:
     def emit(self, event: Event) -> None:
         """Print an event."""
         for line in describe_event(event):
-            _print(line, self._stream)
+            print(line, file=self._stream, flush=True)
 
     def close(self) -> None:
         """Do nothing: the stream stays open."""
@@ -53,7 +55,7 @@ class JsonConsole:
 
     def emit(self, event: Event) -> None:
         """Print an event."""
-        _print(json.dumps(event), self._stream)
+        print(json.dumps(event), file=self._stream, flush=True)
 
     def close(self) -> None:
         """Do nothing: the stream stays open."""
@@ -111,14 +113,6 @@ def describe_event(event: Event) -> list[str]:
     """Describe an event in one or more lines."""
     describe = _DESCRIBE.get(event["kind"])
     return [f"{event['kind']} at step {event['step']}"] if describe is None else describe(event)
-
-
-def _print(text: str, stream: TextIO) -> None:
-    try:
-        print(text, file=stream, flush=True)
-    except BrokenPipeError:
-        # Whatever read our output has exited (`… | head -1`): continue training without output.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _start(event: Event) -> list[str]:

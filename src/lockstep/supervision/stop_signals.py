@@ -1,16 +1,27 @@
-"""SIGINT and SIGTERM: end the process at once, or after its current step where it can save itself."""
+"""Stop signals: SIGINT, SIGTERM and SIGHUP end the process at once, or after its current step where it can save itself.
+
+[Note: held signals]
+
+A signal handler must not raise while a module is being imported: the exception gets lost or leaves the module half
+made, and where torch's C++ code calls Python it ends the process. So a stop signal that arrives during an import is
+held, and looked at again a moment later until the import is over. An exception can get lost elsewhere too, in a
+finalizer for example; such a request takes effect at the latest when the first step would begin.
+"""
 
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import NoReturn
+from types import FrameType
 
 from lockstep.config import environment
 from lockstep.supervision import heartbeat
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# SIGHUP: the terminal has been closed.
+STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+
+_LOOK_AGAIN_AFTER_S = 0.05
 
 
 class StopRequested(BaseException):
@@ -21,11 +32,48 @@ class StopRequested(BaseException):
         super().__init__(self.signal.name)
 
 
+class _Request:
+    """The first stop signal that the handlers of `install_stop_handlers` have received."""
+
+    number: int | None = None
+
+
+_request = _Request()
+
+
 def install_stop_handlers() -> None:
-    """Make stop signals raise `StopRequested` from now on, unless they are ignored."""
+    """Make stop signals raise `StopRequested` from now on, unless they are ignored; a second one ends the process."""
     for number in STOP_SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # shells start background jobs with SIGINT ignored
-            signal.signal(number, _raise_stop_requested)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup and shells' background jobs ignore some
+            signal.signal(number, _on_stop_signal)
+
+
+def remove_stop_handlers(interrupt: Callable[..., object] | signal.Handlers = signal.default_int_handler) -> None:
+    """Let stop signals have their default effect again, where `install_stop_handlers` has changed that.
+
+    A signal that is still held is forgotten. `interrupt` handles SIGINT.
+    """
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    _request.number = None
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) is _on_stop_signal:
+            signal.signal(number, interrupt if number == signal.SIGINT else signal.SIG_DFL)
+
+
+def obey_stop_request() -> None:
+    """Raise `StopRequested` for a stop signal that is still held, or whose exception got lost. [Note: held signals]"""
+    if _request.number is not None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        raise StopRequested(_request.number)
+
+
+def is_importing(frame: FrameType | None) -> bool:
+    """Is a module being imported in this frame or one of its callers?"""
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
 
 
 @contextmanager
@@ -38,6 +86,7 @@ def stop_after_step(request_stop: Callable[[], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set handlers
         return
+    obey_stop_request()
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     replaced = {number: handler for number, handler in before.items() if _is_default(handler)}
     is_supervised = environment.agent_pid() is not None
@@ -68,8 +117,21 @@ def stop_after_step(request_stop: Callable[[], None]) -> Iterator[None]:
 
 
 def _is_default(handler: object) -> bool:
-    return handler in (signal.SIG_DFL, signal.default_int_handler, _raise_stop_requested)
+    return handler in (signal.SIG_DFL, signal.default_int_handler, _on_stop_signal)
 
 
-def _raise_stop_requested(number: int, _frame: object) -> NoReturn:
-    raise StopRequested(number)
+def _on_stop_signal(number: int, frame: FrameType | None) -> None:
+    if _request.number is None:
+        _request.number = number
+        _obey_after_imports(number, frame)
+    elif environment.agent_pid() is None:  # a rank's agent ends it; a scheduler's second signal must not
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+
+
+def _obey_after_imports(_: int, frame: FrameType | None) -> None:
+    if is_importing(frame):
+        signal.signal(signal.SIGALRM, _obey_after_imports)
+        signal.setitimer(signal.ITIMER_REAL, _LOOK_AGAIN_AFTER_S)
+    else:
+        obey_stop_request()

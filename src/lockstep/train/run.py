@@ -52,7 +52,7 @@ from lockstep.world.determinism import set_determinism_flags
 from lockstep.world.keyed_random import key_of, seed_rngs
 from lockstep.world.object_collectives import all_gather_object
 from lockstep.world.process_group import setup_distributed
-from lockstep.world.script_process import show_errors_in_one_line
+from lockstep.world.script_process import prepare_script_process
 from lockstep.world.world import World
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -145,7 +145,7 @@ class Run:
         fsdp: FsdpOptions | Mapping[str, Any] | None = None,
         tensor_plan: Mapping[str, str] | None = None,
     ) -> None:
-        show_errors_in_one_line()  # of the arguments, too: [Note: one contract]
+        prepare_script_process()  # before errors of the arguments: [Note: one contract]
         self.options = StepOptions(
             seed=seed,
             determinism=determinism,

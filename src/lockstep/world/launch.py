@@ -12,6 +12,7 @@ from lockstep.config.argument_checks import require_count
 from lockstep.config.placement import without_local_rank
 from lockstep.errors import LockstepError, UserError, print_error
 from lockstep.launcher.launch_plan import LaunchPlan, start_agent
+from lockstep.supervision.output_streams import keep_failing_streams
 from lockstep.world.process_group import leave_on_exit, setup_distributed
 from lockstep.world.script_process import choose_threads, is_interactive
 from lockstep.world.world import World
@@ -46,6 +47,7 @@ def launch(
         timeout_s: the time limit for joining the job and for every collective.
         device: "cpu", "cuda", "cuda:N" or "mps"; chosen automatically if omitted.
     """
+    keep_failing_streams()
     with _errors_end_the_script():
         _check_arguments(main, nproc)
         if environment.read_role(nproc_given=nproc is not None) == "agent":

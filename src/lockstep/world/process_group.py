@@ -26,7 +26,7 @@ from lockstep.launcher.tcp_store import connect_store, host_store, interface_tow
 from lockstep.supervision import heartbeat
 from lockstep.supervision.heartbeat import Phase
 from lockstep.world.device import choose_backend, choose_device, devices_are_shared, warn_if_no_parallelism
-from lockstep.world.script_process import choose_threads_once, show_errors_in_one_line
+from lockstep.world.script_process import choose_threads_once, prepare_script_process
 from lockstep.world.world import World
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def setup_distributed(
         timeout_s: the time limit for joining and for every collective; 600 seconds if omitted.
         device: the device to compute on; chosen automatically if omitted.
     """
-    show_errors_in_one_line()  # [Note: one contract]
+    prepare_script_process()  # [Note: one contract]
     timeout_s = World().timeout_s if timeout_s is None else timeout_s
     if timeout_s <= 0:
         raise WorldError(f"timeout_s={timeout_s}: expected a number of seconds greater than 0")

@@ -1,10 +1,11 @@
-"""What holds in every process that trains, with and without `launch`: its number of threads, and errors in one line.
+"""What holds in every process that trains, with and without `launch`: its threads, its output, errors in one line.
 
 [Note: one contract]
 
 A script gives the same bits and ends in the same way however it is started: by `lockstep run`, by `launch`, or by
 `python` alone, where it calls `setup_distributed` or makes a `Run` itself. So each of these ways computes with the same
-number of threads, which changes bits, and shows a `LockstepError` as one line and its exit code.
+number of threads, which changes bits, goes on if its output cannot be written, and shows a `LockstepError` as one line
+and its exit code.
 """
 
 import logging
@@ -20,6 +21,7 @@ from lockstep.config import environment
 from lockstep.config.plurals import count_noun
 from lockstep.errors import LockstepError, print_error
 from lockstep.launcher.exit_callbacks import close_after_failure
+from lockstep.supervision.output_streams import keep_failing_streams
 
 logger = logging.getLogger("lockstep")
 
@@ -57,8 +59,9 @@ def choose_threads_once(*, is_main: bool) -> None:
         )
 
 
-def show_errors_in_one_line() -> None:
-    """From now on, let an uncaught `LockstepError` end this process with its message alone and its exit code."""
+def prepare_script_process() -> None:
+    """From now on, let no write to standard output fail, and show an uncaught `LockstepError` in one line."""
+    keep_failing_streams()
     if not isinstance(sys.excepthook, _OneLineHook):
         sys.excepthook = _OneLineHook(sys.excepthook)
 

@@ -8,6 +8,7 @@ from lockstep.config.placement import MachineNode
 from lockstep.errors import EXIT_FAILED
 from lockstep.launcher import agent
 from lockstep.launcher.agent import Agent
+from lockstep.launcher.elastic_adapter import AgentStopSignals
 from lockstep.launcher.launch_plan import SupervisionOptions
 from lockstep.launcher.rank_processes import RankProcesses
 
@@ -28,6 +29,7 @@ def test_a_job_that_another_machine_has_ended_has_failed_here_too(monkeypatch: p
 
     class EndedElsewhere:
         verdict = None
+        stop_signals = AgentStopSignals()
 
         def run(self) -> None:
             """Torch's agent returns None from a rendezvous that was cancelled."""

@@ -2,13 +2,14 @@
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from lockstep.launcher.rank_processes import RankProcesses, RankStartError
+from lockstep.launcher.rank_processes import RankProcesses, RankStartError, start_fork_server
 from tests.commands import is_running, wait_for
 
 # A rank whose child has left its process group, as daemons do.
@@ -83,3 +84,15 @@ def test_an_interrupted_start_leaves_no_ranks_behind(processes: RankProcesses, m
     with pytest.raises(KeyboardInterrupt):
         processes.start([{}, {}])
     assert processes.ranks == []
+
+
+def test_a_fork_server_whose_agent_is_gone_imports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent was killed while the server's interpreter was still starting."""
+    (tmp_path / "torch.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    ours, theirs = socket.socketpair()
+    ours.close()
+    server = start_fork_server(theirs.fileno(), ["warm", "train.py"])
+    theirs.close()
+    assert server.wait(30) == 0
+    assert not (tmp_path / "imported").exists()

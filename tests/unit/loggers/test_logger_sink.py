@@ -8,8 +8,9 @@ import pytest
 
 from lockstep.errors import UserError
 from lockstep.events.event_log import Event, EventLog
+from lockstep.events.guarded_sink import GuardedSink
 from lockstep.events.jsonl import JsonlWriter
-from lockstep.loggers.logger_sink import GuardedSink, LoggedValues, logged_values
+from lockstep.loggers.logger_sink import LoggedValues, logged_values
 from tests.sinks import RecordingSink
 
 FOLDER = Path("runs/a")

@@ -3,7 +3,11 @@
 import io
 import os
 import signal
+import sys
+import time
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -11,14 +15,16 @@ from lockstep.supervision.stop_signals import (
     STOP_SIGNALS,
     StopRequested,
     install_stop_handlers,
+    remove_stop_handlers,
     stop_after_step,
 )
 
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    before = {number: signal.getsignal(number) for number in (*STOP_SIGNALS, signal.SIGALRM)}
     yield
+    remove_stop_handlers()
     for number, handler in before.items():
         signal.signal(number, handler)
 
@@ -53,3 +59,58 @@ def test_a_signal_that_the_shell_has_ignored_stays_ignored() -> None:
     with stop_after_step(lambda: requests.append(1)):
         os.kill(os.getpid(), signal.SIGINT)
     assert requests == []
+
+
+def test_a_closed_terminal_is_a_stop_request_unless_it_is_ignored() -> None:
+    requests = []
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    with stop_after_step(lambda: requests.append(1)):
+        os.kill(os.getpid(), signal.SIGHUP)
+    assert requests == [1]
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nohup
+    with stop_after_step(lambda: requests.append(1)):
+        os.kill(os.getpid(), signal.SIGHUP)
+    assert requests == [1]
+
+
+def test_a_signal_during_an_import_waits_for_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "interrupted.py").write_text(
+        "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(0.2)\nwhole = True\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    install_stop_handlers()
+    with pytest.raises(StopRequested, match="SIGINT"):
+        import interrupted  # noqa: F401
+
+        time.sleep(30)
+    assert sys.modules.pop("interrupted").whole
+
+
+def test_a_request_whose_exception_gets_lost_is_obeyed_before_the_first_step() -> None:
+    install_stop_handlers()
+    with suppress(StopRequested):
+        os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(StopRequested, match="SIGTERM"), stop_after_step(lambda: None):
+        pytest.fail("the steps have begun")
+
+
+def test_a_second_signal_outside_of_the_steps_has_its_default_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCKSTEP_AGENT_PID", raising=False)
+    pid = os.fork()
+    if pid == 0:
+        install_stop_handlers()
+        with suppress(StopRequested):
+            os.kill(os.getpid(), signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGHUP)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGHUP
+
+
+def test_a_forgotten_request_is_not_obeyed() -> None:
+    install_stop_handlers()
+    with suppress(StopRequested):
+        os.kill(os.getpid(), signal.SIGTERM)
+    remove_stop_handlers()
+    with stop_after_step(lambda: None):
+        pass
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -9,7 +9,7 @@ import torch
 
 from lockstep.errors import Stopped, UserError
 from lockstep.world import script_process
-from lockstep.world.script_process import choose_threads, choose_threads_once, show_errors_in_one_line
+from lockstep.world.script_process import choose_threads, choose_threads_once, prepare_script_process
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def end_by(error: BaseException) -> int | None:
     """Return the exit code that an uncaught error gives; None if the hook does not decide it."""
-    show_errors_in_one_line()
+    prepare_script_process()
     try:
         sys.excepthook(type(error), error, error.__traceback__)
     except SystemExit as end:

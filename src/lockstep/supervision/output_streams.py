@@ -1,0 +1,102 @@
+"""Standard output and error of a process that trains: missing ones are replaced, and failing ones end nothing.
+
+A log on a full disk, `… | head` or a closed terminal makes a write fail, in the loop's own `print` as well as in ours.
+Such lines are lost, and training goes on; later writes are tried again, since a disk may have room again.
+"""
+
+import errno
+import io
+import os
+import select
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+_NAMES = {1: "standard output", 2: "standard error"}
+_READER_IS_GONE = (errno.EPIPE, errno.EIO)  # `… | head` has read enough; the terminal has been closed
+
+
+def open_missing_streams() -> None:
+    """Open standard input, output and error on the null device where this process was started without them (`>&-`).
+
+    Their descriptors too: else the next files to be opened would get those numbers, and with them what libraries print.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest free number, which is this one
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115, PTH123 - open as long as the process
+
+
+def keep_failing_streams() -> None:
+    """From now on, let no write to standard output or error fail. Streams that the script has replaced are left alone.
+
+    Characters that a stream's encoding lacks are written as escapes.
+    """
+    open_missing_streams()
+    for descriptor, name in ((1, "stdout"), (2, "stderr")):
+        stream = getattr(sys, name)
+        if _writes_plainly_to(stream, descriptor):
+            stream.flush()
+            setattr(sys, name, _steady_stream(stream, descriptor))
+
+
+class _SteadyFile(io.FileIO):
+    """A file whose writes wait or are dropped where those of other files would fail."""
+
+    _has_failed = False
+
+    def write(self, data: "ReadableBuffer", /) -> int:
+        left = memoryview(data).cast("B")
+        size = left.nbytes
+        try:
+            while left:
+                written = super().write(left)
+                if written is None:  # another process has made the terminal or the pipe non-blocking
+                    select.select([], [self], [])
+                else:
+                    left = left[written:]
+        except OSError as error:
+            self._report(error)
+        return size
+
+    def _report(self, error: OSError) -> None:
+        """Say so once, on the other stream."""
+        if self._has_failed or error.errno in _READER_IS_GONE:
+            return
+        self._has_failed = True
+        descriptor = self.fileno()
+        other = sys.stderr if descriptor == 1 else sys.stdout
+        with suppress(OSError, ValueError, RuntimeError):  # it may be in the middle of a write, or not ours
+            other.write(f"lockstep: {_NAMES[descriptor]}: lines are being lost: {error.strerror}\n")
+            other.flush()
+
+
+def _writes_plainly_to(stream: object, descriptor: int) -> bool:
+    """Is this Python's own stream for the descriptor, and not yet ours?"""
+    if type(stream) is not io.TextIOWrapper or stream.closed:
+        return False
+    raw = getattr(stream.buffer, "raw", stream.buffer)  # unbuffered (`python -u`), the buffer is the file itself
+    return type(raw) is io.FileIO and raw.fileno() == descriptor
+
+
+def _steady_stream(stream: io.TextIOWrapper, descriptor: int) -> io.TextIOWrapper:
+    """Return a stream that is like this one, but never fails."""
+    raw = _SteadyFile(descriptor, "w", closefd=False)
+    raw.name = stream.name
+    steady: Any = io.TextIOWrapper(
+        raw if stream.write_through else io.BufferedWriter(raw),
+        encoding=stream.encoding,
+        errors="backslashreplace",
+        newline="\n",
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+    steady.mode = "w"  # as Python's own
+    return steady  # type: ignore[no-any-return]

@@ -42,9 +42,9 @@ def test_a_slow_rank_is_named_while_it_trains_and_afterwards(tmp_path: Path) -> 
     folder = tmp_path / "runs" / "mine"
     with started([*LOCKSTEP, "watch", "runs/mine", "--web"], tmp_path) as watching:
         assert watching.stdout is not None
-        port = int(re.search(r"http://127\.0\.0\.1:(\d+)/", watching.stdout.readline())[1])  # type: ignore[index]
+        port, token = re.search(r"http://127\.0\.0\.1:(\d+)/(.+)/;", watching.stdout.readline()).groups()  # type: ignore[union-attr]
         with started([*LOCKSTEP, "run", "-n", "2", "slow.py"], tmp_path) as training:
-            seen = follow_until_the_end(port)
+            seen = follow_until_the_end(int(port), token)
             out, err = training.communicate(timeout=60)
             assert training.returncode == 0, err
         watching.send_signal(signal.SIGTERM)
@@ -72,9 +72,9 @@ def test_a_slow_rank_is_named_while_it_trains_and_afterwards(tmp_path: Path) -> 
     assert contents(folder) == before
 
 
-def follow_until_the_end(port: int) -> list[str]:
+def follow_until_the_end(port: int, token: str) -> list[str]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    connection.request("GET", "/follow")
+    connection.request("GET", f"/{token}/follow")
     answer = connection.getresponse()
     pages: list[str] = []
     while not pages or "state ended" not in pages[-1]:

@@ -2,15 +2,24 @@
 
 The standard library's server is enough: one page, one stream of server-sent events, a handful of readers on this
 machine. It answers GET for these two paths only, and never takes a file name from a request.
+
+Every user of the machine can connect to loopback. So the address contains a random token, without which nothing is
+answered; and requests have a deadline and connections a limit, so that others cannot use up this process's threads.
 """
 
+import hmac
+import io
 import json
 import re
+import secrets
+import socket
 import threading
+import time
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
+from typing import Any
 
 from lockstep.errors import UserError
 from lockstep.report.html_page import Markup, render_page
@@ -18,8 +27,11 @@ from lockstep.report.html_page import Markup, render_page
 _LOOPBACK = "127.0.0.1"
 _OWN_HOSTS = r"(127\.0\.0\.1|localhost)(:[0-9]{1,5})?"
 _MAX_READERS = 16
+_MAX_CONNECTIONS = 32  # the readers' among them
 _KEEP_ALIVE_S = 10.0
-_TIMEOUT_S = 15.0
+_REQUEST_WITHIN_S = 5.0  # from the connection to the end of the header, however many bytes arrive meanwhile
+_SEND_WITHIN_S = 15.0
+_TOO_MANY = b"HTTP/1.0 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
 _HEADERS = {
     "Cache-Control": "no-store",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -78,6 +90,8 @@ class PageServer(ThreadingHTTPServer):
 
     def __init__(self, page: LivePage, port: int) -> None:
         self.page = page
+        self.token = secrets.token_urlsafe()
+        self._free_connections = threading.BoundedSemaphore(_MAX_CONNECTIONS)
         try:
             super().__init__((_LOOPBACK, port), _Handler)
         except OSError as error:
@@ -86,8 +100,8 @@ class PageServer(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """The URL of the page."""
-        return f"http://{_LOOPBACK}:{self.server_port}/"
+        """The URL of the page, with the token."""
+        return f"http://{_LOOPBACK}:{self.server_port}/{self.token}/"
 
     def start(self) -> None:
         """Serve in a background thread."""
@@ -99,26 +113,71 @@ class PageServer(ThreadingHTTPServer):
         self.shutdown()
         self.server_close()
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Handle a request in a thread of its own, or refuse it if there are too many."""
+        if self._free_connections.acquire(blocking=False):
+            super().process_request(request, client_address)
+            return
+        with suppress(OSError):
+            request.setblocking(False)
+            request.send(_TOO_MANY)
+        self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Handle a request, in its thread."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free_connections.release()
+
     def handle_error(self, request: object, client_address: object) -> None:
         """Print nothing: a reader that disconnects is not an error."""
 
 
+class _InputWithDeadline(io.RawIOBase):
+    """What arrives on a connection until a deadline. A timeout alone begins anew with every byte."""
+
+    def __init__(self, connection: socket.socket, deadline: float) -> None:
+        self._connection = connection
+        self._deadline = deadline
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left_s = self._deadline - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        self._connection.settimeout(left_s)
+        return self._connection.recv_into(buffer)
+
+
 class _Handler(BaseHTTPRequestHandler):
     server: PageServer
-    timeout = _TIMEOUT_S
     server_version = "lockstep"
     sys_version = ""
 
+    def setup(self) -> None:
+        super().setup()
+        self.rfile.close()
+        deadline = time.monotonic() + _REQUEST_WITHIN_S
+        self.rfile = io.BufferedReader(_InputWithDeadline(self.connection, deadline))
+
     def do_GET(self) -> None:
+        self.connection.settimeout(_SEND_WITHIN_S)
+        found = re.fullmatch(r"/([^/]*)/(.*)", self.path)
+        token, path = found.groups() if found else ("", "")
         if not self._has_own_host():
             # DNS rebinding: a foreign page whose name resolves to this machine sends that name as the host.
             self._refuse(HTTPStatus.FORBIDDEN, "this page is for this machine only: use 127.0.0.1 or localhost")
-        elif self.path == "/":
+        elif not hmac.compare_digest(token.encode(), self.server.token.encode()):
+            self._refuse(HTTPStatus.FORBIDDEN)
+        elif path == "":
             self._send_page()
-        elif self.path == "/follow":
+        elif path == "follow":
             self._follow()
         else:
-            self._refuse(HTTPStatus.NOT_FOUND, "the page is at /")
+            self._refuse(HTTPStatus.NOT_FOUND)
 
     def log_message(self, format: str, *args: object) -> None:
         """Print nothing: requests would clutter the terminal."""
@@ -155,8 +214,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.flush()
                 version = newest
 
-    def _refuse(self, status: HTTPStatus, text: str) -> None:
-        data = f"{text}\n".encode()
+    def _refuse(self, status: HTTPStatus, text: str = "") -> None:
+        data = f"{text}\n".encode() if text else b""
         self._begin(status, "text/plain; charset=utf-8", len(data))
         self.wfile.write(data)
 

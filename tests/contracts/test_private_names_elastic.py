@@ -1,7 +1,8 @@
 """The private names of torch and Python that launching relies on exist, and do what they did.
 
-Seen in torch 2.11 and 2.13: [Note: elastic names] in `launcher/elastic_adapter.py`, [Note: flight recorder names] in
-`supervision/flight_recorder.py`. A failure here names the version that changed them.
+Seen in torch 2.11 and 2.13: [Note: elastic names] in `launcher/elastic_adapter.py`, [Note: env rendezvous names] in
+`launcher/env_rendezvous.py`, [Note: flight recorder names] in `supervision/flight_recorder.py`. A failure here names
+the version that changed them.
 """
 
 import atexit
@@ -17,10 +18,17 @@ import pytest
 import torch
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
 from lockstep.config.placement import MachineNode
 from lockstep.errors import UserError
-from lockstep.launcher.elastic_adapter import ElasticAgentAdapter, RanksState, check_elastic_names
+from lockstep.launcher.elastic_adapter import (
+    STORE_SERVER_METHOD,
+    ElasticAgentAdapter,
+    RanksState,
+    check_elastic_names,
+)
+from lockstep.launcher.env_rendezvous import HANDLERS_TABLE, RENDEZVOUS_MODULE
 from lockstep.launcher.rendezvous import FreshStoreRendezvous
 from lockstep.supervision.failure_report import _LOADER as LOADER
 from lockstep.supervision.flight_recorder import DUMP_FUNCTIONS, RECORDER_MODULE
@@ -115,6 +123,21 @@ def test_torchs_agent_passes_a_stop_signal_on() -> None:
     with pytest.raises(SignalException):
         agent.run()
     assert agent.calls == ["start 2", "poll RUNNING", "stop SIGINT", "end"], TORCH
+
+
+def test_torchs_c10d_rendezvous_hosts_the_ranks_store_by_a_method_that_can_be_replaced() -> None:
+    method = getattr(DynamicRendezvousHandler, STORE_SERVER_METHOD, None)
+    assert method is not None, f"{TORCH} has no {STORE_SERVER_METHOD}: it may listen on every interface"
+    assert list(inspect.signature(method).parameters)[1:] == ["master_addr", "master_port"], TORCH
+
+
+def test_torch_looks_up_what_env_means_in_a_table() -> None:
+    module = importlib.import_module(RENDEZVOUS_MODULE)
+    handlers = getattr(module, HANDLERS_TABLE, {})
+    assert "env" in handlers, f"{TORCH}: scripts that join by `env://` meet at MASTER_PORT, open to every user"
+    joined = handlers["env"]("env://?rank=0&world_size=1")
+    assert inspect.isgenerator(joined), f"{TORCH}: handlers no longer yield (store, rank, world_size)"
+    joined.close()
 
 
 @pytest.mark.parametrize("name", DUMP_FUNCTIONS)

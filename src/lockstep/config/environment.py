@@ -164,6 +164,12 @@ def is_port_of_no_store(port: str | None) -> bool:
     return is_agents and hosted is not None and (port or os.environ.get("MASTER_PORT")) != hosted
 
 
+def is_same_job(place: Placement, rank: str | None, world_size: str | None) -> bool:
+    """Does a process of this placement join its own job, if it joins with these numbers (None: RANK, WORLD_SIZE)?"""
+    asked = (rank or os.environ.get("RANK"), world_size or os.environ.get("WORLD_SIZE"), os.environ.get("MASTER_PORT"))
+    return asked == (str(place.rank), str(place.world_size), str(place.master_port))
+
+
 def is_port_of_agent(port: int) -> bool:
     """Does the agent that started this process host the store of its job at this port?"""
     return os.environ.get(STORE_PORT_VARIABLE) == str(port)

@@ -22,6 +22,8 @@ DEFAULT_PORT = 29500
 HOSTED_STORE_VARIABLE = "TORCHELASTIC_USE_AGENT_STORE"  # torch's name
 AGENT_PID_VARIABLE = "LOCKSTEP_AGENT_PID"  # set by the lockstep agent for its workers
 STORE_PORT_VARIABLE = "LOCKSTEP_STORE_PORT"  # likewise: MASTER_PORT, for comparison with what a script makes of it
+STORE_FILE_VARIABLE = "LOCKSTEP_STORE_FILE"  # likewise: on one machine, the file through which the ranks meet
+STORE_PREFIX_VARIABLE = "LOCKSTEP_STORE_PREFIX"  # likewise: on several, what the ranks' keys begin with, a secret
 
 _LOCAL_RANK_ARGUMENT = re.compile(r"--local[-_]rank=(\d+)")
 
@@ -40,6 +42,8 @@ class Placement:
     master_port: int = DEFAULT_PORT
     launcher: Launcher = "none"
     store_is_hosted: bool = False  # an agent hosts the store at master_addr:master_port; otherwise rank 0 must
+    store_file: str = ""  # the store is this file instead
+    store_prefix: str = ""  # what all keys in the store begin with
     attempt: int = 0
 
     @property
@@ -153,6 +157,8 @@ def _from_rank_variables(environ: Mapping[str, str], argv: Sequence[str]) -> Pla
             f"LOCAL_RANK={local_rank} but LOCAL_WORLD_SIZE={local_world_size}: "
             "local ranks go from 0 to LOCAL_WORLD_SIZE - 1"
         )
+    # A script, or a launcher that a rank starts, may have changed the port: then it makes a job of its own.
+    is_agents = environ.get(STORE_PORT_VARIABLE) == environ.get("MASTER_PORT")
     if AGENT_PID_VARIABLE in environ:
         launcher: Launcher = "lockstep"
     else:
@@ -168,6 +174,8 @@ def _from_rank_variables(environ: Mapping[str, str], argv: Sequence[str]) -> Pla
         master_port=master_port,
         launcher=launcher,
         store_is_hosted=environ.get(HOSTED_STORE_VARIABLE) == "True",
+        store_file=environ.get(STORE_FILE_VARIABLE, "") if is_agents else "",
+        store_prefix=environ.get(STORE_PREFIX_VARIABLE, "") if is_agents else "",
         attempt=read_number(environ, "TORCHELASTIC_RESTART_COUNT", default=0),
     )
 

@@ -15,11 +15,16 @@ from typing import Any
 
 import torch
 from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
-from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+from torch.distributed.elastic.rendezvous import RendezvousHandler
 
 from lockstep.config import environment
-from lockstep.config.placement import AGENT_PID_VARIABLE, MachineNode, is_loopback
+from lockstep.config.placement import (
+    AGENT_PID_VARIABLE,
+    STORE_FILE_VARIABLE,
+    STORE_PREFIX_VARIABLE,
+    MachineNode,
+    is_loopback,
+)
 from lockstep.config.plurals import count_noun
 from lockstep.errors import EXIT_FAILED
 from lockstep.launcher.elastic_adapter import (
@@ -31,7 +36,7 @@ from lockstep.launcher.elastic_adapter import (
 from lockstep.launcher.launch_plan import SupervisionOptions
 from lockstep.launcher.rank_monitor import RankMonitor
 from lockstep.launcher.rank_processes import RankProcesses, RankStartError
-from lockstep.launcher.rendezvous import FreshStoreRendezvous
+from lockstep.launcher.rendezvous import FreshStoreRendezvous, c10d_rendezvous
 from lockstep.launcher.restart_policy import RestartDecision, RestartPolicy
 from lockstep.launcher.stop_outcome import StopOutcome, judge_stop
 from lockstep.launcher.tcp_store import interface_towards, wait_for_hostname
@@ -143,9 +148,11 @@ class Agent(ElasticAgentAdapter):
         self._memory_kills = OutOfMemoryKills()
         clear_rank_files(self._folder)
         self._monitor = RankMonitor(self._folder, self._processes, ranks)
-        restarted = {} if self.verdict is None else {environment.RESTARTED_AFTER_VARIABLE: self.verdict.cause}
+        common = self._store_variables()
+        if self.verdict is not None:
+            common[environment.RESTARTED_AFTER_VARIABLE] = self.verdict.cause
         try:
-            started = self._processes.start([restarted | dict(each) for each in variables])
+            started = self._processes.start([common | dict(each) for each in variables])
         except RankStartError:
             self._tell_other_machines()
             raise
@@ -290,6 +297,13 @@ class Agent(ElasticAgentAdapter):
         if not decision.is_restart:
             self._tell_other_machines()
 
+    def _store_variables(self) -> dict[str, str]:
+        variables = {STORE_FILE_VARIABLE: "", STORE_PREFIX_VARIABLE: ""}  # not those of a job that started this one
+        handler = self.rendezvous_handler
+        if isinstance(handler, FreshStoreRendezvous):
+            variables |= handler.store_variables(self._folder)
+        return variables
+
     def _tell_other_machines(self) -> None:
         """Tell the agents of the other machines that this one will not join another rendezvous."""
         handler = self.rendezvous_handler
@@ -334,8 +348,7 @@ class Agent(ElasticAgentAdapter):
 def _rendezvous_handler(node: MachineNode, endpoint: str | None) -> RendezvousHandler:
     if endpoint is None:
         return FreshStoreRendezvous(node)
-    parameters = RendezvousParameters("c10d", endpoint, run_id="lockstep", min_nodes=node.count, max_nodes=node.count)
-    return get_rendezvous_handler(parameters)
+    return c10d_rendezvous(node.count, endpoint)
 
 
 def _variables_for_all_ranks(node: MachineNode, folder: Path) -> dict[str, str]:

@@ -6,7 +6,8 @@ Torch's elastic agent brings the agents of all machines together, assigns ranks 
 restart. `ElasticAgentAdapter` leaves that to it and asks its subclass about the ranks themselves, through methods with
 public names. For this it overrides private methods of `SimpleElasticAgent`, which torch documents for subclasses but
 may change: `_rendezvous`, `_start_workers`, `_monitor_workers`, `_stop_workers`, `_shutdown`. To decide about a restart
-it sets `_remaining_restarts`, which has no public counterpart. Checked with torch 2.11 and 2.13; between these,
+it sets `_remaining_restarts`, which has no public counterpart; and it replaces `_create_tcp_store_server` of torch's
+c10d rendezvous, which listens on every interface. Checked with torch 2.11 and 2.13; between these,
 `_shutdown` gained an argument, `timeout`. If a name is gone, the launch ends with a one-line error;
 `tests/contracts/test_private_names_elastic.py` finds it earlier.
 """
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.elastic.agent.server.api import (
@@ -38,6 +39,11 @@ from lockstep.config.tested_versions import TESTED_TORCH
 from lockstep.errors import UserError
 from lockstep.supervision.stop_signals import is_importing
 
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store  # the stubs of torch.distributed lack it
+else:
+    from torch.distributed import Store
+
 _AGENT_STOP_SIGNALS = [
     getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT") if hasattr(signal, name)
 ]
@@ -50,6 +56,7 @@ _OVERRIDDEN = {
     "_shutdown": "death_sig",
 }
 _RESTART_COUNTER = "_remaining_restarts"
+STORE_SERVER_METHOD = "_create_tcp_store_server"
 
 
 class RanksState(Enum):
@@ -187,6 +194,12 @@ def check_elastic_names(agent: type = SimpleElasticAgent) -> None:
             f"torch {torch.__version__}: its elastic agent, through which lockstep starts several processes, has lost "
             f"or changed {', '.join(missing)}: install {TESTED_TORCH}, or omit -n (nproc)"
         )
+
+
+def replace_store_server(rendezvous: RendezvousHandler, host: Callable[[str, int], Store]) -> None:
+    """Let a c10d rendezvous host the ranks' store by this function, if this torch lets it host one."""
+    if hasattr(rendezvous, STORE_SERVER_METHOD):
+        setattr(rendezvous, STORE_SERVER_METHOD, host)
 
 
 def _first_argument(agent: type, method: str) -> str | None:

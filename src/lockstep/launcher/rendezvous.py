@@ -1,22 +1,33 @@
 """Where the agents of a job meet before each attempt, and the new store that its ranks get."""
 
+import secrets
 import time
 from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+)
 from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
-from lockstep.config.placement import MachineNode
+from lockstep.config.placement import STORE_FILE_VARIABLE, STORE_PREFIX_VARIABLE, MachineNode, is_loopback
 from lockstep.config.plurals import number_noun
 from lockstep.errors import RendezvousError, WorldError
+from lockstep.launcher.elastic_adapter import replace_store_server
 from lockstep.launcher.tcp_store import connect_store, host_store, wait_for_keys
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store, TCPStore  # for its types, which the public name lacks
+    from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore  # for its types
 else:
-    from torch.distributed import Store, TCPStore
+    from torch.distributed import HashStore, PrefixStore, Store, TCPStore
 
 _MEETING_TIMEOUT = timedelta(minutes=10)
 _POLL_INTERVAL_S = 0.5
@@ -27,9 +38,12 @@ class FreshStoreRendezvous(RendezvousHandler):
     """A fixed set of machines, and a new store for every round.
 
     A store that is reused after a restart hands out the addresses of dead processes. So machine 0 hosts a new one each
-    round, on a free port. If there are other machines, it tells them the port through a second store, the meeting
-    store, at the configured address and port, which lives as long as the job. On one machine everything listens on
-    loopback. An agent that replaces a lost one joins the round after the last one that the lost agent took part in.
+    round, on a free port. If there are other machines, it tells them the port, and a secret prefix for all keys,
+    through a second store, the meeting store, at the configured address and port, which lives as long as the job. An
+    agent that replaces a lost one joins the round after the last one that the lost agent took part in.
+
+    On one machine the agent is alone and its ranks meet in a file; the store, on loopback, is only there for scripts
+    that connect to MASTER_PORT themselves: [Note: job store].
     """
 
     def __init__(self, node: MachineNode) -> None:
@@ -37,6 +51,7 @@ class FreshStoreRendezvous(RendezvousHandler):
         self._round = 0
         self._meeting_store: Store | None = None
         self._round_store: TCPStore | None = None
+        self._prefix = ""
         self._closed = False
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -45,10 +60,19 @@ class FreshStoreRendezvous(RendezvousHandler):
         address, index, count = self._node.master_addr, self._node.index, self._node.count
         if index == 0:
             self._round_store = host_store(address, 0, _MEETING_TIMEOUT)
-            self._exchange(str(self._round_store.port))
+            self._prefix = secrets.token_hex()
+            self._exchange(f"{self._round_store.port} {self._prefix}")
         else:
-            self._round_store = self._connect(int(self._exchange("here")[0]))
-        return RendezvousInfo(self._round_store, index, count, RendezvousStoreInfo(address, self._round_store.port))
+            port, self._prefix = self._exchange("here")[0].split()
+            self._round_store = self._connect(int(port))
+        store = HashStore() if count == 1 else PrefixStore(self._prefix, self._round_store)
+        return RendezvousInfo(store, index, count, RendezvousStoreInfo(address, self._round_store.port))
+
+    def store_variables(self, folder: Path) -> dict[str, str]:
+        """The variables by which this round's ranks find their store; `folder` is the agent's."""
+        if self._node.count > 1:
+            return {STORE_PREFIX_VARIABLE: self._prefix}
+        return {STORE_FILE_VARIABLE: str(folder / f"store-{self._round}")}
 
     @property
     def num_restarts(self) -> int:
@@ -62,7 +86,7 @@ class FreshStoreRendezvous(RendezvousHandler):
                 self._meeting_store.set(_JOB_ENDED_KEY, f"machine {self._node.index} ended the job; see its output")
 
     def _exchange(self, message: str) -> list[str]:
-        """Send a message and return those of all machines, in order: machine 0's is the port of the round's store."""
+        """Send a message and return those of all machines, in order: machine 0's says where the round's store is."""
         if self._node.count == 1:
             return [message]
         address, port, index = self._node.master_addr, self._node.master_port, self._node.index
@@ -125,3 +149,26 @@ class FreshStoreRendezvous(RendezvousHandler):
     def shutdown(self) -> bool:
         self._round_store = self._meeting_store = None
         return True
+
+
+def c10d_rendezvous(num_machines: int, endpoint: str) -> RendezvousHandler:
+    """Torch's own c10d rendezvous. With an endpoint on loopback it listens there only, and not on every interface."""
+    host, _, port = endpoint.rpartition(":")
+    is_local = is_loopback(host)
+    parameters = RendezvousParameters(
+        "c10d",
+        endpoint,
+        run_id="lockstep",
+        min_nodes=num_machines,
+        max_nodes=num_machines,
+        local_addr=host if is_local else None,
+    )
+    if not is_local:
+        return get_rendezvous_handler(parameters)
+    try:
+        store = host_store(host, int(port), _MEETING_TIMEOUT)
+    except WorldError:  # another agent of the job hosts it
+        store = connect_store(host, int(port), _MEETING_TIMEOUT, "this agent")
+    handler = create_handler(store, C10dRendezvousBackend(store, parameters.run_id), parameters)
+    replace_store_server(handler, lambda address, port: host_store(address, port, _MEETING_TIMEOUT))
+    return handler

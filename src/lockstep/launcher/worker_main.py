@@ -23,6 +23,7 @@ from typing import NoReturn
 
 from lockstep.config import environment
 from lockstep.errors import LockstepError
+from lockstep.launcher.env_rendezvous import join_through_job_store
 from lockstep.launcher.exit_callbacks import closing_at_exit
 from lockstep.launcher.join_reminder import remind_to_join
 from lockstep.launcher.nested_jobs import error_of_child, recognize_nested_jobs
@@ -45,6 +46,8 @@ _GLOO_ERRORS = (
     "Connection closed by peer",
     "Connection reset by peer",
     "Gloo connectFullMesh failed",
+    "Wait timeout",  # of a store that is a file
+    "Timeout waiting for key",
 )
 # The parts of lockstep that run a user's script; their frames are omitted from tracebacks.
 _RUNS_SCRIPTS = frozenset(
@@ -62,6 +65,8 @@ def main(arguments: list[str]) -> NoReturn:
         place = environment.read_placement()
         title_rank(place, describe_target(arguments))
         title_forks_of_rank()
+        if place.store_file or place.store_prefix:
+            join_through_job_store(place)
         if "torch" in sys.modules:  # as in every warm rank
             recognize_nested_jobs()
             if place.rank == 0 and place.world_size > 1:

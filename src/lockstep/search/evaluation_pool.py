@@ -135,7 +135,7 @@ class EvaluationPool:
                     self._counters.add(taken, _STOP)
             self._counters.add(done)
             for pause_s in _pauses():
-                if self._counters.add(done, 0) >= self._world.size:
+                if self._counters.read(done) >= self._world.size:
                     break
                 heartbeat.enter(Phase.AWAITING_DESIGNS)  # this rank only waits: a slow or hung rank is another one
                 time.sleep(pause_s)

@@ -19,6 +19,8 @@ _OWN_COLLECTIVES = (
     "world/collectives.py",
     "world/object_collectives.py",
     "world/process_group.py",
+    "launcher/env_rendezvous.py",
+    "launcher/job_store.py",
     "launcher/tcp_store.py",
 )
 # Frames between a caller and what it waits for, which carry no information.

@@ -145,11 +145,17 @@ class SharedCounters:
             self._store = PrefixStore(f"counters/{number}", group.get_group_store())
 
     def add(self, name: str, amount: int = 1) -> int:
-        """Add to a counter and return its new value over all ranks; `amount=0` reads it."""
+        """Add to a counter and return its new value over all ranks."""
         if self._store is not None:
             return int(self._store.add(name, amount))
         self._local[name] = self._local.get(name, 0) + amount
         return self._local[name]
+
+    def read(self, name: str) -> int:
+        """Return a counter's value over all ranks. Polling this costs no memory, as `add(name, 0)` would."""
+        if self._store is not None:
+            return int(self._store.get(name)) if self._store.check([name]) else 0
+        return self._local.get(name, 0)
 
     def forget(self, name: str) -> None:
         """Delete a counter that no rank will use again; one rank does this for all."""

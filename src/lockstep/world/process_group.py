@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -17,22 +16,17 @@ from torch.distributed import DistNetworkError
 
 from lockstep.config import environment
 from lockstep.config.placement import Placement
-from lockstep.config.plurals import number_noun
 from lockstep.config.tested_versions import describe_untested_torch
 from lockstep.errors import WorldError
 from lockstep.launcher.exit_callbacks import closing_at_exit
+from lockstep.launcher.job_store import meet_other_ranks, wait_for_all_ranks
 from lockstep.launcher.nested_jobs import NESTED_JOB
-from lockstep.launcher.tcp_store import connect_store, host_store, interface_towards, wait_for_keys
+from lockstep.launcher.tcp_store import interface_towards
 from lockstep.supervision import heartbeat
 from lockstep.supervision.heartbeat import Phase
 from lockstep.world.device import choose_backend, choose_device, devices_are_shared, warn_if_no_parallelism
 from lockstep.world.script_process import choose_threads_once, prepare_script_process
 from lockstep.world.world import World
-
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import PrefixStore, Store  # the stubs of torch.distributed lack them
-else:
-    from torch.distributed import PrefixStore, Store
 
 logger = logging.getLogger("lockstep")
 
@@ -173,7 +167,7 @@ def _world_joined_before(placement: Placement, device: torch.device, timeout_s: 
 
 def _join(placement: Placement, backend: str, timeout_s: float, bound_device: torch.device | None) -> None:
     timeout = timedelta(seconds=timeout_s)
-    store = _rendezvous(placement, timeout)
+    store = meet_other_ranks(placement, timeout)
     dist.init_process_group(
         backend,
         store=store,
@@ -185,39 +179,4 @@ def _join(placement: Placement, backend: str, timeout_s: float, bound_device: to
     # A rank that exited at once, because of an error in its data, say, would break the connections of those that are
     # still connecting to it, and torch would log that at length.
     with suppress(DistNetworkError):  # rank 0, which hosts the store, has exited: it saw every rank connected
-        _wait_for_all_ranks(store, "connected", placement, time.monotonic() + timeout_s)
-
-
-def _rendezvous(placement: Placement, timeout: timedelta) -> Store:
-    """The store that every rank of this job has connected to."""
-    deadline = time.monotonic() + timeout.total_seconds()
-    while True:
-        if placement.store_is_hosted or placement.rank != 0:
-            store = connect_store(placement.master_addr, placement.master_port, timeout, f"rank {placement.rank}")
-        else:
-            # No other process connects to a job of one, so any free port will do.
-            store = host_store(placement.master_addr, placement.master_port if placement.world_size > 1 else 0, timeout)
-        try:
-            # A launcher's store outlives the job: without a new prefix, a job that is restarted or joined again would
-            # read the addresses that the previous one left there.
-            joins = store.add(f"lockstep/{placement.attempt}/joins/{placement.rank}", 1)
-            fresh = PrefixStore(f"lockstep/{placement.attempt}/{joins}", store)
-            _wait_for_all_ranks(fresh, "arrived", placement, deadline)
-            return fresh
-        except DistNetworkError:
-            # If this rank has left and joins again before rank 0 does, it finds the old store, which rank 0 then closes
-            # while this rank waits for the others: try again. A launcher's store ends only with the launcher.
-            if placement.store_is_hosted or placement.rank == 0 or time.monotonic() > deadline:
-                raise
-
-
-def _wait_for_all_ranks(store: Store, stage: str, placement: Placement, deadline: float) -> None:
-    """Wait until every rank has reached this stage; if one does not, name it in the error."""
-    reached = [f"{stage}/{rank}" for rank in range(placement.world_size)]
-    store.set(reached[placement.rank], "1")
-    missing = wait_for_keys(store, reached, deadline)
-    if missing:
-        raise WorldError(
-            f"rank {placement.rank} timed out waiting for {number_noun('rank', missing)} of {placement.world_size} at "
-            f"{placement.master_addr}:{placement.master_port}: not started, or cannot connect"
-        )
+        wait_for_all_ranks(store, "connected", placement, time.monotonic() + timeout_s)

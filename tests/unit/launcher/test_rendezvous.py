@@ -3,14 +3,16 @@
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 
+import psutil
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousInfo
 
 from lockstep.config.placement import MachineNode
 from lockstep.errors import EXIT_FAILED, RendezvousError
 from lockstep.launcher import rendezvous
-from lockstep.launcher.rendezvous import FreshStoreRendezvous
+from lockstep.launcher.rendezvous import FreshStoreRendezvous, c10d_rendezvous
 from tests.commands import free_port
 
 
@@ -39,6 +41,51 @@ def machines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machines]:
 
 def port_of(info: RendezvousInfo) -> int:
     return info.bootstrap_store_info.master_port
+
+
+def listening_addresses() -> set[str]:
+    return {each.laddr.ip for each in psutil.Process().net_connections() if each.status == psutil.CONN_LISTEN}
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_torchs_rendezvous_on_loopback_listens_there_only(host: str) -> None:
+    handler = c10d_rendezvous(1, f"{host}:{free_port()}")
+    try:
+        info = handler.next_rendezvous()
+        assert info.bootstrap_store_info.master_addr == host
+        assert listening_addresses() == {"127.0.0.1"}
+    finally:
+        handler.shutdown()
+
+
+def test_another_agent_connects_to_the_store_of_the_first() -> None:
+    endpoint = f"127.0.0.1:{free_port()}"
+    handlers = [c10d_rendezvous(2, endpoint) for _ in range(2)]
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            found = list(pool.map(lambda handler: handler.next_rendezvous(), handlers))
+        assert sorted(info.rank for info in found) == [0, 1]
+        assert listening_addresses() == {"127.0.0.1"}
+    finally:
+        for handler in handlers:
+            handler.shutdown()
+
+
+def test_one_machine_meets_in_a_file_and_several_under_a_secret_prefix(machines: Machines, tmp_path: Path) -> None:
+    alone = FreshStoreRendezvous(MachineNode())
+    files = set()
+    for _ in range(2):
+        alone.next_rendezvous()
+        files |= set(alone.store_variables(tmp_path).items())
+    assert {name for name, _ in files} == {"LOCKSTEP_STORE_FILE"}
+    assert len(files) == 2, "a new one for each round"
+    prefixes = set()
+    for _ in range(2):
+        machines.meet()
+        found = [machine.store_variables(tmp_path) for machine in machines.all]
+        assert found[0] == found[1]
+        prefixes.add(found[0]["LOCKSTEP_STORE_PREFIX"])
+    assert [len(each) for each in prefixes] == [64, 64]
 
 
 def test_every_round_has_a_new_store(machines: Machines) -> None:

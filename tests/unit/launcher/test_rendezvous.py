@@ -43,29 +43,31 @@ def port_of(info: RendezvousInfo) -> int:
     return info.bootstrap_store_info.master_port
 
 
-def listening_addresses() -> set[str]:
-    return {each.laddr.ip for each in psutil.Process().net_connections() if each.status == psutil.CONN_LISTEN}
+def listeners() -> set[tuple[str, int]]:
+    return {tuple(each.laddr) for each in psutil.Process().net_connections() if each.status == psutil.CONN_LISTEN}
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_torchs_rendezvous_on_loopback_listens_there_only(host: str) -> None:
+    before = listeners()
     handler = c10d_rendezvous(1, f"{host}:{free_port()}")
     try:
         info = handler.next_rendezvous()
         assert info.bootstrap_store_info.master_addr == host
-        assert listening_addresses() == {"127.0.0.1"}
+        assert {address for address, _ in listeners() - before} == {"127.0.0.1"}
     finally:
         handler.shutdown()
 
 
 def test_another_agent_connects_to_the_store_of_the_first() -> None:
+    before = listeners()
     endpoint = f"127.0.0.1:{free_port()}"
     handlers = [c10d_rendezvous(2, endpoint) for _ in range(2)]
     try:
         with ThreadPoolExecutor(2) as pool:
             found = list(pool.map(lambda handler: handler.next_rendezvous(), handlers))
         assert sorted(info.rank for info in found) == [0, 1]
-        assert listening_addresses() == {"127.0.0.1"}
+        assert {address for address, _ in listeners() - before} == {"127.0.0.1"}
     finally:
         for handler in handlers:
             handler.shutdown()

@@ -1,6 +1,8 @@
 """Values are sent as JSON and tensors of bounded size, and nothing that is received is executed."""
 
 import pickle
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -8,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.errors import UserError
-from lockstep.world.object_collectives import decode_value, encode_value
+from lockstep.world.object_collectives import SharedCounters, decode_value, encode_value
+from lockstep.world.world import World
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import FileStore  # the stubs of torch.distributed lack it
+else:
+    from torch.distributed import FileStore
 
 KEYS = st.text().filter(lambda key: key != "$tensor")  # reserved
 PLAIN = st.recursive(
@@ -49,3 +57,21 @@ def test_a_pickle_is_refused() -> None:
     packet = torch.frombuffer(bytearray(pickle.dumps({"a": 1})), dtype=torch.uint8)
     with pytest.raises(Exception, match="header"):
         decode_value(packet)
+
+
+def test_reading_a_shared_counter_adds_nothing_to_a_store_that_is_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counters = SharedCounters(World())
+    assert [counters.add("taken"), counters.add("taken", 4), counters.read("taken"), counters.read("done")] == [
+        1,
+        5,
+        5,
+        0,
+    ]
+    file = tmp_path / "store"
+    monkeypatch.setattr(counters, "_store", FileStore(str(file)))
+    counters.add("taken", 3)
+    size = file.stat().st_size
+    assert [counters.read("taken"), counters.read("done")] == [3, 0]
+    assert file.stat().st_size == size

@@ -87,6 +87,10 @@ def train(
         bool,
         typer.Option("--accept-drift", help="Resume even if a different machine or version may change the result."),
     ] = False,
+    shared_folder: Annotated[
+        bool,
+        typer.Option("--shared-folder", help="Write to a run folder that other users own or can write to."),
+    ] = False,
     stop_after: Annotated[
         int | None, typer.Option("--stop-after", metavar="N", min=1, help="Save and stop after step N; exit code 75.")
     ] = None,
@@ -108,6 +112,7 @@ def train(
         # Checked here, so that an error stops the launcher before it starts a process. The launcher imports no torch.
         check_extras(load_config(config, changes).log)
         flags = {"--quiet": quiet, "--json": as_json, "--force": force, "--accept-drift": accept_drift}
+        flags |= {"--shared-folder": shared_folder}
         given = [flag for flag, is_given in flags.items() if is_given]
         given += [] if stop_after is None else ["--stop-after", str(stop_after)]
         raise typer.Exit(start_agent(plan, ["-m", "lockstep", "train", config, *changes, "--run", str(folder), *given]))
@@ -115,7 +120,7 @@ def train(
     check_extras(settings.log)
     resume: Resume = "force" if force else "accept-drift" if accept_drift else "auto"
     try:
-        _train_here(recipe, settings, folder, resume, stop_after, quiet, as_json)
+        _train_here(recipe, settings, RunFolder(folder, shared_folder), resume, stop_after, quiet, as_json)
     except StopRequested as stop:  # outside of the steps, after which it would have been saved
         if RunFolder(folder).has_checkpoint():
             raise Stopped(describe_resumable_stop(stop.signal, folder)) from None
@@ -201,7 +206,7 @@ def _run_here(target: list[str]) -> None:
 def _train_here(
     recipe: "Recipe | SearchRecipe",
     settings: "JobConfig",
-    folder: Path,
+    folder: RunFolder,
     resume: "Resume",
     stop_after: int | None,
     quiet: bool,
@@ -221,5 +226,5 @@ def _train_here(
         world = setup_distributed(backend=settings.ddp_backend, timeout_s=settings.timeout_s, device=settings.device)
         sinks: list[Sink] = []
         if world.is_main:
-            sinks = [*console_for(quiet=quiet, as_json=as_json), *open_loggers(settings.log, folder)]
-        run_recipe(recipe, settings, world, RunFolder(folder), sinks, resume=resume, stop_after=stop_after)
+            sinks = [*console_for(quiet=quiet, as_json=as_json), *open_loggers(settings.log, folder.path)]
+        run_recipe(recipe, settings, world, folder, sinks, resume=resume, stop_after=stop_after)

@@ -123,20 +123,19 @@ def test_links_and_pipes_are_not_followed(checkpoint: Path, name: str) -> None:
     path = checkpoint / name
     size = path.stat().st_size
     path.rename(checkpoint.parent / "twin")
-    for put in (
-        lambda: path.symlink_to("../twin"),
-        lambda: path.symlink_to(f"..{'/' * (size - 6)}twin"),  # a link of the file's own size
-        lambda: path.symlink_to("/dev/zero"),
-        lambda: os.mkfifo(path),
-        path.mkdir,
+    link = "a symbolic link, which is not followed here"
+    for put, kind in (
+        (lambda: path.symlink_to("../twin"), link),
+        (lambda: path.symlink_to(f"..{'/' * (size - 6)}twin"), link),  # a link of the file's own size
+        (lambda: path.symlink_to("/dev/zero"), link),
+        (lambda: os.mkfifo(path), "not a regular file"),
+        (path.mkdir, "Is a directory"),
     ):
         put()
         line = refusal(checkpoint)
         found = path.lstat().st_size
         is_compared = name != "manifest.json" and found != size  # the manifest has the size of every other file
-        problem = (
-            f"has {found:,} bytes instead of {size:,}" if is_compared else "cannot be read: it is not a regular file"
-        )
+        problem = f"has {found:,} bytes instead of {size:,}" if is_compared else f"cannot be read: {kind}"
         assert line == f"{checkpoint}: {name} {problem}"
         path.rmdir() if path.is_dir() else path.unlink()
 

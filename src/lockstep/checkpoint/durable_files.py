@@ -5,15 +5,14 @@ What an operation has written, replaced or renamed is on disk when it returns.
 Everything is created private to the user: weights are valuable, and training data can be recovered from them.
 """
 
-import errno
 import hashlib
 import os
 import shutil
-import stat
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
+from lockstep.config.regular_files import open_new, open_to_read
 from lockstep.events.atomic_files import (
     flush as flush,
 )  # re-exported, so that all file operations of a save are in this module
@@ -29,11 +28,10 @@ def make_folder(path: Path) -> None:
 
 def write_file(path: Path, data: bytes) -> None:
     """Create a file with this content and flush it to disk. An existing file is an error."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
+    with open_new(path, 0o600) as file:
         file.write(data)
         file.flush()
-        os.fsync(descriptor)
+        os.fsync(file.fileno())
 
 
 def replace_file(path: Path, data: bytes) -> None:
@@ -70,7 +68,7 @@ def remove_folder(path: Path) -> None:
 
 def read_start(path: Path, max_bytes: int) -> bytes:
     """Read at most the first `max_bytes` of a regular file."""
-    with os.fdopen(_open_regular(path), "rb") as file:
+    with open_to_read(path) as file:
         return file.read(max_bytes)
 
 
@@ -79,8 +77,8 @@ def content_hash(path: Path, max_threads: int = _HASHING_THREADS) -> str:
 
     With `max_threads=1` all of it runs in the calling thread.
     """
-    descriptor = _open_regular(path)
-    try:
+    with open_to_read(path) as file:
+        descriptor = file.fileno()
         starts = range(0, os.fstat(descriptor).st_size, _CHUNK_BYTES)
         num_threads = min(max_threads, os.cpu_count() or 1, len(starts) or 1)
         hashes = [b""] * len(starts)
@@ -95,12 +93,3 @@ def content_hash(path: Path, max_threads: int = _HASHING_THREADS) -> str:
             with ThreadPoolExecutor(num_threads) as threads:
                 list(threads.map(hash_every_nth_chunk, range(num_threads)))
         return hashlib.sha256(b"".join(hashes)).hexdigest()
-    finally:
-        os.close(descriptor)
-
-
-def _open_regular(path: Path) -> int:
-    """Open a regular file for reading. A link could lead anywhere, and reading a pipe would block: both are errors."""
-    if not stat.S_ISREG(os.lstat(path).st_mode):
-        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from lockstep.checkpoint import durable_files
 from lockstep.checkpoint.checkpoint_store import CheckpointStore
 from lockstep.checkpoint.manifest import CheckpointError, Manifest
+from lockstep.config.regular_files import open_to_append
 from lockstep.events.jsonl import ends_with_newline, read_jsonl
 
 _MAX_LEDGER_BYTES = 2**28
@@ -155,8 +156,8 @@ def printable_value(value: Any) -> str:
 
 
 def _append(path: Path, data: bytes) -> None:
-    with path.open("ab", buffering=0) as file:
-        if file.tell() and not ends_with_newline(path):
+    with open_to_append(path) as file:
+        if file.seek(0, os.SEEK_END) and not ends_with_newline(file):
             data = b"\n" + data  # a kill tore the last line: start a new one
         if file.write(data) != len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))

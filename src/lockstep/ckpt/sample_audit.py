@@ -17,6 +17,7 @@ from lockstep.checkpoint.ledger import Faults, Lineage, read_lineage
 from lockstep.checkpoint.manifest import CheckpointError, Manifest
 from lockstep.ckpt.sample_coverage import LoaderCoverage, ShowProgress, loader_coverage
 from lockstep.config.plurals import count_noun
+from lockstep.config.regular_files import open_to_read
 from lockstep.errors import UserError
 from lockstep.events.run_folder import RunFolder
 
@@ -146,7 +147,7 @@ def _check_history(events: Path, manifests: Sequence[Manifest], faults: Faults) 
         return
     marks.sort()
     hashed = hashlib.sha256()
-    with events.open("rb") as file:
+    with open_to_read(events) as file:
         for before, mark in pairwise([_EventsMark(0, "", 0), *marks]):
             num_missing = _hash_next(file, mark.size - before.size, hashed)
             if num_missing:

@@ -24,6 +24,7 @@ from lockstep.config.yaml_document import MAX_DEPTH, parse_yaml, parse_yaml_mapp
 from lockstep.errors import ConfigError
 
 MAX_BASES = 8
+BASE_SUFFIXES = (".yaml", ".yml", ".json")
 COMMAND_LINE = "command line"
 
 # Two keys for the same setting: one of them in a later layer removes the other from earlier layers.
@@ -161,13 +162,16 @@ def _split_base(document: LocatedValue) -> tuple[LocatedValue, LocatedValue | No
 def _base_path(base: LocatedValue, folder: Path, builtin: BuiltinLookup | None) -> Path:
     """The file of the built-in config that `base:` names; if there is none, a path relative to `folder`."""
     name = base.content
-    if not isinstance(name, str) or not name:
-        expected = "the path of a file or the name of a built-in config"
-        raise ConfigError([f"{base.origin}: base: expected {expected}, got {show_value(base.plain())}"])
-    names = references(name)
+    names = references(name) if isinstance(name, str) else []
     if names:
         raise ConfigError([f"{base.origin}: base: ${{{names[0]}}} {ONLY_PRIVATE}"])
-    return (builtin(name) if builtin else None) or folder / name
+    if isinstance(name, str) and builtin is not None and (known := builtin(name)) is not None:
+        return known
+    # Messages about a config quote its keys: a base must not be any file, such as one with passwords.
+    if not isinstance(name, str) or Path(name).suffix not in BASE_SUFFIXES:
+        expected = f"the name of a built-in config, or a file that ends in {', '.join(BASE_SUFFIXES)}"
+        raise ConfigError([f"{base.origin}: base: expected {expected}; got {show_value(base.plain())}"])
+    return folder / name
 
 
 def _parse_override(override: str) -> LocatedValue:

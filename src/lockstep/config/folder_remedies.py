@@ -9,7 +9,10 @@ class FolderRemedies(NamedTuple):
     another_folder: str
     force: str
     accept_drift: str
+    shared_folder: str
 
 
-IN_COMMAND = FolderRemedies("choose another folder with --run", "--force", "--accept-drift")
-IN_SCRIPT = FolderRemedies("give Run or Trainer another folder", 'resume="force"', 'resume="accept-drift"')
+IN_COMMAND = FolderRemedies("choose another folder with --run", "--force", "--accept-drift", "--shared-folder")
+IN_SCRIPT = FolderRemedies(
+    "give Run or Trainer another folder", 'resume="force"', 'resume="accept-drift"', "shared_folder=True to Run"
+)

@@ -12,6 +12,7 @@ import yaml
 from yaml.reader import ReaderError
 
 from lockstep.config.located_value import KeyPath, LocatedValue, dotted, printable, shortened
+from lockstep.config.regular_files import open_to_read
 from lockstep.errors import ConfigError
 
 MAX_CONFIG_BYTES = 1 << 20
@@ -62,13 +63,13 @@ _BY_TAG = {scalar.tag: scalar for scalar in SCALAR_TYPES}
 def read_yaml_text(path: Path) -> str:
     """The file's text; a ConfigError says why it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_to_read(path, follow_links=True) as file:
             data = file.read(MAX_CONFIG_BYTES + 1)
     except FileNotFoundError:
         problem = "no such file"
     except IsADirectoryError:
         problem = "a folder, not a file"
-    except OSError as error:
+    except OSError as error:  # a pipe, such as <(…), is refused too: a run reads its config again on every rank
         problem = f"cannot be read: {error.strerror}"
     except ValueError:  # a NUL character in the path
         problem = "not a valid path"

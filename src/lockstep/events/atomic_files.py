@@ -1,7 +1,10 @@
 """Atomic file writes: a reader finds the whole file or none, and a power cut does not undo it."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
+
+from lockstep.config.regular_files import open_new
 
 
 def write_atomic(path: Path, data: str | bytes, *, to_disk: bool = False) -> None:
@@ -13,7 +16,10 @@ def write_atomic(path: Path, data: str | bytes, *, to_disk: bool = False) -> Non
         to_disk: also flush it to the disk, so that it survives a power cut.
     """
     draft = path.with_name(f".{path.name}.draft")
-    draft.write_bytes(data.encode() if isinstance(data, str) else data)
+    with suppress(FileNotFoundError):
+        draft.unlink()  # left behind by a killed process, or a link: [Note: links]
+    with open_new(draft) as file:
+        file.write(data.encode() if isinstance(data, str) else data)
     if to_disk:
         flush(draft)
     draft.replace(path)

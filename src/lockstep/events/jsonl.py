@@ -7,8 +7,9 @@ import logging
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
+from lockstep.config.regular_files import open_to_append, open_to_read
 from lockstep.errors import UserError
 from lockstep.events.event_log import Event
 
@@ -36,12 +37,12 @@ class JsonlWriter:
         self._is_failing = False
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("ab", buffering=0)
-            self._size = path.stat().st_size
-            self._hash = _sha256(path, self._size)
+            self._file = open_to_append(path)
+            self._size = self._file.seek(0, os.SEEK_END)
+            self._hash = _sha256(self._file, self._size)
         except OSError as error:
             raise UserError(f"cannot write {path}: {error.strerror}") from None
-        if self._size and not ends_with_newline(path):
+        if self._size and not ends_with_newline(self._file):
             self._append(b"\n")  # a kill tore the last line: start a new one
 
     def emit(self, event: Event) -> None:
@@ -80,9 +81,9 @@ def parse_json(data: bytes | str) -> Any:
         raise ValueError("nested too deeply") from None
 
 
-def read_jsonl(path: Path, max_bytes: int = _MAX_LINE_BYTES) -> Iterator[dict[str, Any]]:
+def read_jsonl(path: Path, max_bytes: int = _MAX_LINE_BYTES, *, follow_links: bool = False) -> Iterator[dict[str, Any]]:
     """The JSON objects of a file, one per line; skips torn lines, other JSON, and lines longer than `max_bytes`."""
-    with path.open("rb") as file:
+    with open_to_read(path, follow_links=follow_links) as file:
         while line := file.readline(max_bytes):
             is_whole = line.endswith(b"\n")
             while line and not line.endswith(b"\n"):
@@ -121,18 +122,17 @@ def _merged(earlier: Event, later: Event) -> Event:
     return {**earlier, **later, **inner}
 
 
-def _sha256(path: Path, size: int) -> "hashlib._Hash":
+def _sha256(file: IO[bytes], size: int) -> "hashlib._Hash":
     """The hash of a file's first `size` bytes."""
     sha256 = hashlib.sha256()
-    with path.open("rb") as file:
-        while size > 0 and (data := file.read(min(size, _MAX_LINE_BYTES))):
-            sha256.update(data)
-            size -= len(data)
+    file.seek(0)
+    while size > 0 and (data := file.read(min(size, _MAX_LINE_BYTES))):
+        sha256.update(data)
+        size -= len(data)
     return sha256
 
 
-def ends_with_newline(path: Path) -> bool:
+def ends_with_newline(file: IO[bytes]) -> bool:
     """Is the last line whole? If not, a kill tore it. The file must not be empty."""
-    with path.open("rb") as file:
-        file.seek(-1, 2)
-        return file.read(1) == b"\n"
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) == b"\n"

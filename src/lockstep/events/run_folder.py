@@ -5,15 +5,19 @@ import json
 import os
 import secrets
 import socket
+import stat
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from io import FileIO
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol
 
 from lockstep.config.folder_remedies import IN_SCRIPT, FolderRemedies
+from lockstep.config.regular_files import open_to_append, open_to_read
 from lockstep.errors import UserError
 from lockstep.events.atomic_files import flush, write_atomic
 from lockstep.events.jsonl import parse_json, read_jsonl
@@ -65,7 +69,7 @@ class ScriptSettings:
 
     def changes_since(self, path: Path) -> list[str]:
         """One line for each setting that differs from the file's, as in `seed: 1 → 2`."""
-        with path.open("rb") as file:
+        with open_to_read(path) as file:
             try:
                 before = parse_json(file.read(_MAX_FILE_BYTES))
             except ValueError:
@@ -86,7 +90,7 @@ class Claim:
 
     run_id: str
     attempt: int
-    lock: TextIO
+    lock: FileIO
 
     def release(self) -> None:
         """Let other processes claim the folder."""
@@ -95,9 +99,13 @@ class Claim:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The paths inside a run folder, and the way to claim it."""
+    """The paths inside a run folder, and the way to claim it.
+
+    `is_shared`: claim it even if other users own it or can write to it.
+    """
 
     path: Path
+    is_shared: bool = False
 
     @property
     def config(self) -> Path:
@@ -150,8 +158,8 @@ class RunFolder:
     def claim(self, settings: RunSettings, fingerprint: Mapping[str, Any], *, force: bool = False) -> Claim:
         """Start a run in the folder, or resume the one in it.
 
-        Raises a UserError if the folder is not a run's, if another process is using it, or if its run has other
-        settings.
+        Raises a UserError if the folder is not a run's, if other users could change it, if another process is using it,
+        or if its run has other settings.
 
         Args:
             settings: what the run was asked to do. Settings that change no bit of the result may differ from before.
@@ -161,6 +169,7 @@ class RunFolder:
         try:
             self._check_contents(settings.remedies)
             self._create()
+            self._check_access(settings.remedies)
             lock = self._lock(settings.remedies)
             try:
                 enter = partial(self._resume, force=force) if self.run_json.exists() else self._start
@@ -169,14 +178,42 @@ class RunFolder:
                 lock.close()
                 raise
         except OSError as error:
-            raise UserError(f"cannot use the run folder {self.path}: {error.strerror or error}") from None
+            place = "" if error.filename in (None, str(self.path)) else f"{error.filename}: "
+            raise UserError(f"cannot use the run folder {self.path}: {place}{error.strerror or error}") from None
 
     def _create(self) -> None:
         """Flushed to the disk: if a power cut undid the folder, its checkpoints would be lost with it."""
         new = [path for path in (self.path, *self.path.parents) if not path.exists()]
-        self.path.mkdir(parents=True, exist_ok=True)
+        # Never writable for every user, even where the umask would allow it.
+        self.path.mkdir(mode=0o775, parents=True, exist_ok=True)
         for path in new:
             flush(path.parent)
+
+    def _check_access(self, remedies: FolderRemedies) -> None:
+        """Raise a `UserError` if other users could exchange files, or have made links: [Note: links].
+
+        Root, and members of the user's own groups, are trusted.
+        """
+        if sys.platform == "win32":
+            return
+        # Asked of a file: some file systems know one owner or one mode only, such as those of Windows, and some NFS.
+        with tempfile.TemporaryFile(dir=self.path) as probe:
+            own = os.fstat(probe.fileno())
+        trusted = {0, own.st_uid}
+        owners = {self.path.lstat().st_uid, self.path.stat().st_uid} - trusted  # the path itself can be a link
+        problem = None
+        if owners:
+            problem = f"belongs to another user (uid {owners.pop()})"
+        elif not own.st_mode & stat.S_IWOTH:
+            problem = _describe_writers(self.path.stat())
+        if problem is not None and not self.is_shared:
+            raise UserError(
+                f"{self.path} {problem}, who could exchange the run's files: {remedies.another_folder}, or pass "
+                f"{remedies.shared_folder} if you trust them"
+            )
+        for entry in self.path.iterdir():
+            if entry.is_symlink() and (owner := entry.lstat().st_uid) not in trusted:
+                raise UserError(f"{entry} is a link that another user (uid {owner}) made: remove it")
 
     def _check_contents(self, remedies: FolderRemedies) -> None:
         """Raise a `UserError` if a new run here would overwrite or continue what no run wrote; other files may stay."""
@@ -202,9 +239,9 @@ class RunFolder:
     def _lock_file(self) -> Path:
         return self.path / ".lock"
 
-    def _lock(self, remedies: FolderRemedies) -> TextIO:
+    def _lock(self, remedies: FolderRemedies) -> FileIO:
         """A lock that ends with this process, however it ends, and that forked processes do not inherit."""
-        lock = self._lock_file.open("a+")
+        lock = open_to_append(self._lock_file)
         if sys.platform != "win32":
             import fcntl
 
@@ -212,14 +249,13 @@ class RunFolder:
                 fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 lock.seek(0)
-                owner = lock.read(200).strip()
+                owner = lock.read(200).decode(errors="replace").strip()
                 lock.close()
                 raise UserError(
                     f"{self.path} is in use by {owner}: wait for it to end, or {remedies.another_folder}"
                 ) from None
         lock.truncate(0)
-        lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        lock.flush()
+        lock.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         return lock
 
     def _start(self, settings: RunSettings, fingerprint: Mapping[str, Any]) -> str:
@@ -236,7 +272,7 @@ class RunFolder:
 
     def read_run_json(self) -> dict[str, Any]:
         """The content of run.json; a UserError if it is damaged or of another format."""
-        with self.run_json.open("rb") as file:
+        with open_to_read(self.run_json) as file:
             try:
                 content = parse_json(file.read(_MAX_FILE_BYTES))
             except ValueError:
@@ -272,3 +308,14 @@ class RunFolder:
             return 1
         attempts = (event.get("attempt") for event in read_jsonl(self.events))
         return 1 + max((attempt for attempt in attempts if isinstance(attempt, int)), default=0)
+
+
+def _describe_writers(folder: os.stat_result) -> str | None:
+    """Say who else can write to a folder, by its mode: everybody, or a group that the user is not in."""
+    if folder.st_mode & stat.S_IWOTH:
+        who = "every user"
+    elif folder.st_mode & stat.S_IWGRP and folder.st_gid not in (os.getegid(), *os.getgroups()):
+        who = f"another group (gid {folder.st_gid})"
+    else:
+        return None
+    return f"can be written (mode {stat.S_IMODE(folder.st_mode):04o}; `chmod go-w` ends that) by {who}"

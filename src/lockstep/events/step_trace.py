@@ -58,7 +58,7 @@ def read_trace(path: Path) -> dict[int, dict[str, dict[str, Any]]]:
     if not path.exists():
         raise UserError(f"{path}: no such trace; run with trace=True to write one")
     steps = {}
-    for line in read_jsonl(path):
+    for line in read_jsonl(path, follow_links=True):
         # Traces of an earlier format have only the state, as "tensors".
         phases = line.get("phases", {"state": line.get("tensors")})
         if isinstance(line.get("step"), int) and isinstance(phases, dict):

@@ -5,6 +5,7 @@ A rank's death reaches the agent in three steps: the kernel tells the fork serve
 cause, and `restart_policy` decides whether to restart. Ranks that hang are found by `supervision.hang_detector`.
 """
 
+import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -101,9 +102,9 @@ class RankMonitor:
     def run_folder(self) -> Path | None:
         """Return the run folder that a rank has opened, if any has."""
         for rank in self._ranks:
-            with suppress(OSError, UnicodeDecodeError):
-                with self.files(rank).run_folder.open() as file:
-                    run_folder = Path(file.read(_MAX_PATH_BYTES))
+            with suppress(OSError):
+                with self.files(rank).run_folder.open("rb") as file:
+                    run_folder = Path(os.fsdecode(file.read(_MAX_PATH_BYTES)))
                 if run_folder.is_dir():
                     return run_folder
         return None

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from lockstep.config.regular_files import open_to_read
 from lockstep.events.event_log import Event
 from lockstep.events.run_folder import RunFolder
 
@@ -51,7 +52,8 @@ class LoggerSink:
         """Show an event."""
         if event["kind"] == "start" and not self._is_open:
             self._is_open, self._has_ended = True, False
-            self._backend.open(event, self._folder.config.read_text())
+            with open_to_read(self._folder.config) as file:
+                self._backend.open(event, file.read().decode())
         self._has_ended |= event["kind"] == "end"
         self._backend.show(logged_values(event, self._folder.path))
 

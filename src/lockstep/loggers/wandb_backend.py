@@ -18,7 +18,6 @@ from lockstep.config import environment
 from lockstep.config.job_schema import WandbConfig
 from lockstep.errors import UserError
 from lockstep.events.event_log import Event
-from lockstep.events.jsonl import parse_json
 from lockstep.events.run_folder import RunFolder
 from lockstep.loggers.logger_sink import LoggedValues, event_fields
 
@@ -89,7 +88,7 @@ class WandbBackend:
             symlink=False,
         )
         return wandb.init(
-            id=parse_json(self._folder.run_json.read_text())["run_id"],
+            id=self._folder.read_run_json()["run_id"],
             resume="allow",
             reinit="create_new",  # the user's code may have its own W&B runs
             dir=self._folder.path,

@@ -4,12 +4,12 @@ Nothing in the file is trusted: `parse_number` and `parse_count` read single val
 """
 
 import os
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from lockstep.config.regular_files import open_to_read
 from lockstep.events.jsonl import parse_json
 
 _MAX_LINE_BYTES = 2**20
@@ -54,17 +54,13 @@ class JsonlTail:
 
 @contextmanager
 def open_regular_file(path: Path) -> Iterator[BinaryIO | None]:
-    """Open a regular file for reading, or yield None: a link may lead anywhere, and a pipe may block forever."""
+    """Open a regular file for reading, or yield None if there is none; neither links nor pipes are opened."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        opened = open_to_read(path)
     except OSError:
         yield None
         return
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        yield None
-        return
-    with open(descriptor, "rb") as file:  # noqa: PTH123 (a descriptor has no path)
+    with opened as file:
         yield file
 
 

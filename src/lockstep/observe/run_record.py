@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lockstep.config.regular_files import open_to_read
 from lockstep.errors import UserError
 from lockstep.events.event_log import Event
 from lockstep.events.jsonl import parse_json
@@ -282,11 +283,15 @@ def read_run_info(folder: RunFolder) -> dict[str, Any]:
     """Return run.json, or {} for a run that is only just starting. Raises a UserError if it is not a run folder."""
     if not folder.path.is_dir():
         raise UserError(f"{folder.path} is not a folder: expected a run folder such as runs/digits")
-    text = read_bounded(folder.run_json, _MAX_FILE_BYTES)
-    if text is None:
+    try:
+        with open_to_read(folder.run_json) as file:
+            text = file.read(_MAX_FILE_BYTES)
+    except FileNotFoundError:
         if any(not entry.name.startswith(".") and entry != folder.config for entry in folder.path.iterdir()):
-            raise UserError(f"{folder.path} is not a run folder: it has no run.json")
+            raise UserError(f"{folder.path} is not a run folder: it has no run.json") from None
         return {}
+    except OSError as error:
+        raise UserError(f"{folder.run_json} cannot be read: {error.strerror}") from None
     try:
         run_info = parse_json(text)
     except ValueError:

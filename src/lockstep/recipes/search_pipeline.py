@@ -23,7 +23,10 @@ from lockstep.world.process_group import cleanup_distributed, setup_distributed
 from lockstep.world.script_process import choose_threads, is_interactive
 
 _REMEDIES = FolderRemedies(
-    "give SearchPipeline another folder", "--force to `lockstep train`", "--accept-drift to `lockstep train`"
+    "give SearchPipeline another folder",
+    "--force to `lockstep train`",
+    "--accept-drift to `lockstep train`",
+    "--shared-folder to `lockstep train`",
 )
 
 

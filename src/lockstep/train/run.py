@@ -25,6 +25,7 @@ from lockstep.engine.lane_buffers import BufferRule
 from lockstep.engine.state_digest import digest, tensor_digests
 from lockstep.errors import LockstepError, UserError
 from lockstep.events.event_log import PrintSink, Sink
+from lockstep.events.run_folder import RunFolder
 from lockstep.launcher.exit_callbacks import Ending, call_at_exit, forget_at_exit
 from lockstep.supervision import heartbeat
 from lockstep.supervision.heartbeat import Phase
@@ -95,6 +96,7 @@ class Run:
             `lockstep.setup_distributed()`.
         resume: what to do if continuing would change the result. "auto" refuses; "accept-drift" accepts another
             machine or library version; "force" also accepts other settings.
+        shared_folder: write to the folder even if other users own it or can write to it.
         trace: write the digests of every step, so that `lockstep.first_difference` can tell where two runs diverge.
         log_every: steps between two lines of timing, and between two step events of a `Trainer`.
         sinks: where events go besides the folder (see `lockstep.loggers`); default: lines on standard output.
@@ -127,6 +129,7 @@ class Run:
         world: World | None = None,
         *,
         resume: Resume = "auto",
+        shared_folder: bool = False,
         trace: bool = False,
         log_every: int = 10,
         sinks: Sequence[Sink] | None = None,
@@ -178,7 +181,7 @@ class Run:
         self._state = TrainState()
         self._choose_strategy()
         self.run_log = RunLog(
-            place.folder,
+            None if place.folder is None else RunFolder(place.folder, is_shared=shared_folder),
             self.world,
             [PrintSink()] if sinks is None and folder is not None else sinks or [],
             trace=place.trace,

@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,10 @@ class RunLog:
     """Writes the run folder during training. Only rank 0 writes shared files. Without a folder, nothing is written."""
 
     def __init__(
-        self, folder: Path | None, world: World, sinks: Sequence[Sink], *, trace: Path | None, force: bool = False
+        self, folder: RunFolder | None, world: World, sinks: Sequence[Sink], *, trace: Path | None, force: bool = False
     ) -> None:
         """`sinks` (the terminal, loggers) receive rank 0's events. `trace`: the file to write a trace to, or None."""
-        self.folder = None if folder is None else RunFolder(folder)
+        self.folder = folder
         self.events = EventLog()
         self.rank_log = EventLog()
         self.settings: RunSettings | None = None  # None: the script's, known when the run starts
@@ -59,7 +60,7 @@ class RunLog:
             return
         self.run_id, attempt = self._claim_together(self.folder, settings, fingerprint)
         if (files := RankFiles.own()) is not None:  # the agent writes its reports there too
-            files.run_folder.write_text(str(self.folder.path.resolve()))
+            files.run_folder.write_bytes(os.fsencode(self.folder.path.resolve()))
             title_rank(environment.read_placement(), str(self.folder.path))
         if self._world.is_main:
             self._events_file = JsonlWriter(self.folder.events)

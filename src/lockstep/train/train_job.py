@@ -144,6 +144,7 @@ def open_run(
         folder.path,
         world,
         resume=resume,
+        shared_folder=folder.is_shared,
         trace=config.trace,
         log_every=config.log_every,
         sinks=sinks,

@@ -61,8 +61,8 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("a")
     os.mkfifo(tmp_path / "pipe")
     assert durable_files.read_start(tmp_path / "a", 2) == b"ab"
-    for name in ("link", "pipe", "."):
-        with pytest.raises(OSError, match="it is not a regular file"):
+    for name, problem in (("link", "a symbolic link"), ("pipe", "not a regular file"), (".", "Is a directory")):
+        with pytest.raises(OSError, match=problem):
             durable_files.read_start(tmp_path / name, 2)
-        with pytest.raises(OSError, match="it is not a regular file"):
+        with pytest.raises(OSError, match=problem):
             durable_files.content_hash(tmp_path / name)

@@ -12,6 +12,8 @@ from lockstep.config.yaml_document import MAX_DEPTH
 from lockstep.errors import ConfigError
 from tests.unit.config.config_problems import VALID, Write, problems_of
 
+NOT_A_BASE = "expected the name of a built-in config, or a file that ends in .yaml, .yml, .json"
+
 
 def refusal(path: Path, overrides: tuple[str, ...] = ()) -> list[str]:
     with pytest.raises(ConfigError) as caught:
@@ -99,17 +101,19 @@ def test_base_may_be_a_built_in_config(write: Write) -> None:
     assert read_config(write("base: near.yaml\n"), builtin=builtins.get).values == {"seed": 3}
     path = write("base: digits\nseed: 2\n")
     assert read_config(path, builtin=builtins.get).values == {"epochs": 5, "seed": 2}
-    assert refusal(path) == ["run.yaml:1: base: digits: no such file"]
+    assert refusal(path) == [f"run.yaml:1: base: {NOT_A_BASE}; got 'digits'"]
 
 
 def test_base_null_is_no_base(write: Write) -> None:
     assert read_config(write("base: null\na: 1\n")).values == {"a": 1}
 
 
-@pytest.mark.parametrize("base", ["3", "[a.yaml]", "''"])
-def test_base_must_be_text(write: Write, base: str) -> None:
+@pytest.mark.parametrize("base", ["3", "[a.yaml]", "''", "secrets", "../../etc/shadow", "a.yaml/secrets"])
+def test_base_must_be_a_name_or_a_config_file(write: Write, base: str) -> None:
+    """Not any file: the messages about unknown keys would print its lines."""
+    write("root:*:1234::\n", "secrets")
     (problem,) = refusal(write(f"base: {base}\n"))
-    assert problem.startswith("run.yaml:1: base: expected the path of a file or the name of a built-in config, got ")
+    assert problem.startswith(f"run.yaml:1: base: {NOT_A_BASE}; got ")
 
 
 def test_base_cannot_refer_to_the_environment(write: Write) -> None:

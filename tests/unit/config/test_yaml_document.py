@@ -2,6 +2,7 @@
 
 import ast
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -206,13 +207,16 @@ def test_huge_file_is_refused_unread(tmp_path: Path) -> None:
 def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert unreadable(tmp_path / "absent.yaml") == f"{tmp_path}/absent.yaml: no such file"
     assert unreadable(tmp_path) == f"{tmp_path}: a folder, not a file"
+    os.mkfifo(tmp_path / "pipe.yaml")  # nothing waits for somebody to write into it
+    assert unreadable(tmp_path / "pipe.yaml") == f"{tmp_path}/pipe.yaml: cannot be read: not a regular file"
+    assert unreadable(Path("/dev/null")) == "/dev/null: cannot be read: not a regular file"
     assert unreadable(Path("a\0b")) == "a\\x00b: not a valid path"
     assert unreadable(tmp_path / ("x" * 300)).endswith(": cannot be read: File name too long")
 
     def denied(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", denied)  # a mode of 000 does not stop the superuser
+    monkeypatch.setattr(os, "open", denied)  # a mode of 000 does not stop the superuser
     assert unreadable(tmp_path / "secret.yaml") == f"{tmp_path}/secret.yaml: cannot be read: Permission denied"
 
 

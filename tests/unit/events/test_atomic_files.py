@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.events import atomic_files
 from lockstep.events.atomic_files import write_atomic
 
 
@@ -21,10 +22,20 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     path = tmp_path / "run.json"
     write_atomic(path, "old")
 
-    def fail(_draft: Path, _data: bytes) -> None:
+    def fail(_draft: Path) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(Path, "write_bytes", fail)
+    monkeypatch.setattr(atomic_files, "open_new", fail)
     with pytest.raises(OSError, match="disk full"):
         write_atomic(path, "new")
     assert path.read_text() == "old"
+
+
+def test_a_link_in_place_of_the_file_or_its_draft_is_replaced_not_followed(tmp_path: Path) -> None:
+    path, precious = tmp_path / "run.json", tmp_path / "precious"
+    precious.write_text("keep")
+    for link in (path, tmp_path / ".run.json.draft"):
+        link.symlink_to(precious)
+        write_atomic(path, "new")
+        assert (path.read_text(), path.is_symlink(), precious.read_text()) == ("new", False, "keep")
+        path.unlink()

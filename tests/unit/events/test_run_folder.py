@@ -1,6 +1,7 @@
 """A run claims its folder exclusively; nothing that is there is ever overwritten."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -222,3 +223,127 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         folder.claim(ResolvedSettings(config()), {})
     with pytest.raises(UserError, match="cannot write"):
         JsonlWriter(folder.events)
+
+
+OTHER = 65534  # nobody
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
+
+
+def claim(path: Path, *, is_shared: bool = False) -> None:
+    RunFolder(path, is_shared).claim(ScriptSettings({}), {}).release()
+
+
+def test_a_folder_that_every_user_can_write_needs_the_option(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.mkdir()
+    for mode in (0o777, 0o1777):
+        path.chmod(mode)
+        with pytest.raises(UserError, match=rf"a can be written \(mode {mode:04o};.*every user.*shared_folder=True"):
+            claim(path)
+        assert list(path.iterdir()) == []
+    claim(path, is_shared=True)
+    assert RunFolder(path).run_json.exists()
+
+
+@needs_root
+def test_a_folder_of_another_user_needs_the_option(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.mkdir()
+    os.chown(path, OTHER, -1)
+    with pytest.raises(UserError, match=rf"a belongs to another user \(uid {OTHER}\).*another folder.*shared_folder="):
+        claim(path)
+    assert list(path.iterdir()) == []
+    claim(path, is_shared=True)
+
+
+@needs_root
+def test_a_link_of_another_user_in_place_of_the_folder_needs_the_option(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "a").symlink_to("mine")
+    os.lchown(tmp_path / "a", OTHER, -1)
+    with pytest.raises(UserError, match=r"a belongs to another user"):
+        claim(tmp_path / "a")
+    claim(tmp_path / "a", is_shared=True)
+
+
+@needs_root
+def test_a_group_may_write_if_the_user_is_in_it(tmp_path: Path) -> None:
+    """Teams share folders in this way, and Kubernetes makes its volumes writable for the pod's group."""
+    path = tmp_path / "a"
+    path.mkdir()
+    path.chmod(0o2775)
+    claim(path)
+    os.chown(path, -1, OTHER)
+    path.chmod(0o2775)
+    with pytest.raises(UserError, match=rf"\(mode 2775;.*by another group \(gid {OTHER}\)"):
+        claim(path)
+
+
+@needs_root
+@pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.parametrize("name", ["ranks", "checkpoints", "evaluations", "incidents", "media", "wandb", "config.yaml"])
+def test_links_of_another_user_are_refused(tmp_path: Path, name: str, is_shared: bool) -> None:
+    path, outside = tmp_path / "a", tmp_path / "outside"
+    claim(path)
+    outside.mkdir()
+    (path / name).unlink(missing_ok=True)
+    (path / name).symlink_to(outside)
+    os.lchown(path / name, OTHER, -1)
+    with pytest.raises(UserError, match=rf"a/{name} is a link that another user \(uid {OTHER}\) made: remove it"):
+        claim(path, is_shared=is_shared)
+    assert list(outside.iterdir()) == []
+
+
+def test_links_that_the_user_made_to_folders_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "disk" / "a").mkdir(parents=True)
+    (tmp_path / "disk" / "checkpoints").mkdir()
+    (tmp_path / "runs").symlink_to("disk")
+    (tmp_path / "b").symlink_to("disk/a")
+    claim(tmp_path / "runs" / "a")
+    (tmp_path / "b" / "checkpoints").symlink_to(tmp_path / "disk" / "checkpoints")
+    claim(tmp_path / "b")
+
+
+def test_a_file_system_without_modes_or_owners_is_no_reason_to_refuse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a disk of Windows under Linux, where every file has the mode 0777, or NFS that maps root to nobody."""
+    path = tmp_path / "a"
+    path.mkdir()
+    path.chmod(0o777)
+    if os.geteuid() == 0:
+        os.chown(path, OTHER, -1)
+    as_made = os.fstat
+
+    def mapped(descriptor: int) -> os.stat_result:
+        found = list(as_made(descriptor))
+        found[0], found[4] = found[0] | 0o777, path.stat().st_uid
+        return os.stat_result(found)
+
+    monkeypatch.setattr(os, "fstat", mapped)
+    claim(path)
+
+
+def test_a_new_folder_is_never_writable_for_everybody(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        claim(tmp_path / "a")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o775
+
+
+@pytest.mark.parametrize("name", [".lock", "run.json", "events.jsonl"])
+def test_files_are_not_opened_through_links_and_pipes(tmp_path: Path, name: str) -> None:
+    path, precious = tmp_path / "a", tmp_path / "precious"
+    claim(path)
+    precious.write_text("keep")
+    for put, problem in (
+        (lambda file: file.symlink_to(precious), "a symbolic link"),
+        (os.mkfifo, "not a regular file"),
+    ):
+        (path / name).unlink(missing_ok=True)
+        put(path / name)
+        with pytest.raises(UserError, match=rf"cannot use the run folder {path}: {path}/{name}: {problem}"):
+            claim(path)
+        assert precious.read_text() == "keep"

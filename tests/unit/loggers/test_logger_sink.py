@@ -2,11 +2,13 @@
 
 import logging
 import math
+from io import FileIO
 from pathlib import Path
 
 import pytest
 
 from lockstep.errors import UserError
+from lockstep.events import jsonl
 from lockstep.events.event_log import Event, EventLog
 from lockstep.events.guarded_sink import GuardedSink
 from lockstep.events.jsonl import JsonlWriter
@@ -110,11 +112,12 @@ def test_a_user_error_stops_training() -> None:
         emit_steps(FailingSink(UserError("required"), at=1), RecordingSink())
 
 
-def test_a_full_disk_does_not_stop_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_does_not_stop_a_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """/dev/full refuses every write, as a full disk does."""
-    path = tmp_path / "full"
-    path.symlink_to("/dev/full")
-    events = EventLog([GuardedSink(JsonlWriter(path), "log.x")])
+    monkeypatch.setattr(jsonl, "open_to_append", lambda _path: FileIO("/dev/full", "w+"))
+    events = EventLog([GuardedSink(JsonlWriter(tmp_path / "full"), "log.x")])
     events.emit("step", 1)
     events.emit("step", 2)
     events.close()

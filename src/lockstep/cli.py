@@ -36,6 +36,7 @@ from lockstep.supervision.stop_signals import (
     obey_stop_request,
     remove_stop_handlers,
 )
+from lockstep.terminal_text import print_line
 from lockstep.verify.verify_command import ConfigOrScript, verify
 from lockstep.watch.watch_command import watch
 
@@ -62,7 +63,7 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def options(version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False) -> None:
     if version:
-        print(f"lockstep {__version__}")
+        print_line(f"lockstep {__version__}")
         raise typer.Exit
 
 
@@ -150,7 +151,7 @@ def run(
     if environment.read_role(nproc_given=False) == "single":
         notice = describe_misplaced_nproc(target)
         if notice is not None:
-            print(f"lockstep: {notice}", file=sys.stderr)
+            print_line(f"lockstep: {notice}", file=sys.stderr)
     _run_here(target)
 
 
@@ -179,14 +180,14 @@ def main() -> None:
         app(prog_name="lockstep")  # also under `python -m lockstep`
     except StopRequested as stop:
         if not supervised:
-            print(f"lockstep: stopped on request ({stop})", file=sys.stderr)
+            print_line(f"lockstep: stopped on request ({stop})", file=sys.stderr)
         sys.exit(exit_code_of_signal(stop.signal))
     except Exception as error:
         if supervised:
             raise
         if isinstance(error, LockstepError):
             sys.exit(print_error(error))
-        print(user_traceback(error), file=sys.stderr, end="")
+        print_line(user_traceback(error), file=sys.stderr, end="")
         sys.exit(EXIT_FAILED)
     finally:
         remove_stop_handlers(signal.SIG_DFL)  # nothing is left to stop but what Python does at exit

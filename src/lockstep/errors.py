@@ -7,6 +7,8 @@ Any other exception is a bug, in lockstep or in the user's code, and keeps its t
 import sys
 from collections.abc import Sequence
 
+from lockstep.terminal_text import escape_controls, print_line
+
 EXIT_USER = 2  # a mistake that the user can correct
 EXIT_FAILED = 3  # training failed
 EXIT_DRIFT = 4  # could not resume without changing the result
@@ -85,9 +87,9 @@ def exit_code_of_signal(number: int) -> int:
 def print_error(error: LockstepError) -> int:
     """Print the error's message to standard error, each line after `lockstep: `; return its exit code."""
     for line in _lines(error):
-        print(line, file=sys.stderr)
+        print_line(line, file=sys.stderr)
     return error.exit_code
 
 
 def _lines(error: LockstepError) -> list[str]:
-    return [f"lockstep: {line}" for line in str(error).splitlines()]
+    return [f"lockstep: {line}" for line in escape_controls(error).splitlines()]

@@ -13,11 +13,12 @@ PACKAGE = Path(lockstep.__file__).parent
 ROOT = Path(__file__).parents[2]
 
 ORDER = tuple(
-    "errors lazy_exports config events supervision launcher world data engine metrics checkpoint train search "  # noqa: SIM905
-    "recipes observe loggers command_line report watch verify chaos plan settings doctor submit batch bench ckpt "
-    "init cli".split()
+    "terminal_text errors lazy_exports config events supervision launcher world data engine metrics "  # noqa: SIM905
+    "checkpoint train search recipes observe loggers command_line report watch verify chaos plan settings doctor "
+    "submit batch bench ckpt init cli".split()
 )
 READERS = {
+    "terminal_text",
     "errors",
     "lazy_exports",
     "config",
@@ -26,8 +27,8 @@ READERS = {
 }  # of the run folder: they can never disturb a run
 # Layers beside the others rather than after them, and what they may import.
 BESIDE = {
-    "supervision": {"errors", "config", "events"},
-    "launcher": {"errors", "config", "events", "supervision"},
+    "supervision": {"terminal_text", "errors", "config", "events"},
+    "launcher": {"terminal_text", "errors", "config", "events", "supervision"},
     "observe": READERS,
     "loggers": READERS,
     "report": READERS | {"observe"},

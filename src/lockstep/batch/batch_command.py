@@ -16,6 +16,7 @@ from lockstep.command_line.config_arguments import ConfigArgument, SettingArgume
 from lockstep.command_line.trial_runs import require_no_launcher
 from lockstep.config.plurals import count_noun
 from lockstep.errors import EXIT_FAILED, LockstepError, UserError
+from lockstep.terminal_text import print_line
 
 if TYPE_CHECKING:
     from lockstep.train.batch_search import BatchAttempt
@@ -89,7 +90,7 @@ def batch(
         fastest = found.fastest.size if found.fastest else None
         print(json.dumps({**values, "tries": tries, "largest": found.largest, "fastest": fastest, **advice._asdict()}))
     else:
-        print("\n".join(advice.lines))
+        print_line("\n".join(advice.lines))
     raise typer.Exit(0 if found.largest else EXIT_FAILED)
 
 
@@ -161,7 +162,7 @@ class _Table:
 
     def _print(self, line: str) -> None:
         if not self._quiet:
-            print(line, flush=True)
+            print_line(line, flush=True)
 
 
 def _in_gigabytes(num_bytes: int) -> str:

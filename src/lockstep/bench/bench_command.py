@@ -16,6 +16,7 @@ from lockstep.command_line.trial_runs import require_no_launcher
 from lockstep.config.argument_checks import require_known
 from lockstep.errors import EXIT_FAILED, UserError
 from lockstep.supervision.linux_processes import available_cores
+from lockstep.terminal_text import print_line
 
 if TYPE_CHECKING:
     from lockstep.bench.step_comparison import BenchRow
@@ -144,7 +145,7 @@ def _bench(task: BenchTask, processes: int, missing: list[str], *, as_json: bool
 
     if not as_json:
         for peer in (PEERS[name] for name in missing):
-            print(f"{peer.title} is not installed, so it is not measured (pip install {peer.package})")
+            print_line(f"{peer.title} is not installed, so it is not measured (pip install {peer.package})")
     failures: dict[str, str] = {}
     with trial_folder(None, "bench") as folder:
         records = {size: measure(task, size, folder.path, failures, quiet=as_json) for size in (1, processes)}
@@ -159,8 +160,10 @@ def _bench(task: BenchTask, processes: int, missing: list[str], *, as_json: bool
         values |= {"verdict": verdict.lines, "promise_kept": verdict.is_kept}
         print(json.dumps(values, indent=1))
     else:
-        print(f"{task.model}, {num_parameters:,} parameters, batch {task.batch}, {task.device}, one thread a process")
-        print("\n".join([*_table(rows, processes, task.steps), *verdict.lines]))
+        print_line(
+            f"{task.model}, {num_parameters:,} parameters, batch {task.batch}, {task.device}, one thread a process"
+        )
+        print_line("\n".join([*_table(rows, processes, task.steps), *verdict.lines]))
     return 0 if verdict.is_kept else EXIT_FAILED
 
 

@@ -12,6 +12,7 @@ from lockstep.bench.contenders import AGAIN, HAND_WRITTEN
 from lockstep.command_line.trial_runs import run_to_end
 from lockstep.errors import EXIT_HANG, LockstepError, exit_code_of_signal
 from lockstep.supervision.stop_signals import STOP_SIGNALS
+from lockstep.terminal_text import print_line
 
 _MAX_LOG_CHARS = 4000
 _STOP_CODES = {exit_code_of_signal(number) for number in STOP_SIGNALS}
@@ -45,7 +46,7 @@ def measure(task: BenchTask, processes: int, folder: Path, failures: dict[str, s
         failures[failure.name] = _cause(log) or failure.reason or end
         if not quiet:
             title = next(each.title for each in able if each.name == failure.name)
-            print(f"{title} failed: starting again without it", flush=True)
+            print_line(f"{title} failed: starting again without it", flush=True)
 
 
 def _run(task: BenchTask, processes: int, log: Path, *, quiet: bool) -> int:

@@ -20,6 +20,7 @@ from lockstep.bench.contender_loops import LOOPS, BenchLoop, LoopSetup
 from lockstep.bench.contenders import Contender
 from lockstep.supervision import heartbeat
 from lockstep.supervision.heartbeat import Phase
+from lockstep.terminal_text import print_line
 from lockstep.world.collectives import barrier
 from lockstep.world.determinism import set_determinism_flags
 from lockstep.world.process_group import leave_on_exit, setup_distributed
@@ -113,7 +114,7 @@ def main() -> None:
 
         def report(line: str) -> None:
             if world.is_main:
-                print(f"{processes}: {line}", file=terminal, flush=True)
+                print_line(f"{processes}: {line}", file=terminal, flush=True)
 
         BenchRank(task, world, report).measure()
 

@@ -11,6 +11,7 @@ from lockstep.command_line.config_arguments import ConfigArgument, SettingArgume
 from lockstep.command_line.output_paths import trial_folder
 from lockstep.command_line.trial_runs import check_trial_config, has_data_workers, require_no_launcher, trial_overrides
 from lockstep.errors import UserError
+from lockstep.terminal_text import print_line
 
 if TYPE_CHECKING:
     from lockstep.chaos.chaos_trial import ChaosOptions
@@ -72,7 +73,7 @@ def _run(keep: Path | None, config: str, changes: list[str], options: "ChaosOpti
 
     def report(line: str) -> None:
         if not as_json:
-            print(line, flush=True)
+            print_line(line, flush=True)
 
     with trial_folder(keep, "chaos") as folder:
         verdict = run_chaos(config, changes, options, folder=folder.path, report=report)

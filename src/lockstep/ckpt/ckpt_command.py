@@ -15,6 +15,7 @@ import typer
 from lockstep.config.plurals import count_noun
 from lockstep.errors import EXIT_FAILED, UserError
 from lockstep.observe.text_format import format_bytes
+from lockstep.terminal_text import print_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,7 +53,7 @@ def list_checkpoints(run: RunPath, as_json: AsJson = False) -> None:
     rows = [("step", "size", "saved at", "processes", "metric", ""), *map(_row, found)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        print_line("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 @app.command("verify", short_help="Compare every file of every checkpoint with its hash.")
@@ -87,7 +88,7 @@ def verify_checkpoints(
                 whole = (
                     f"{result.path}: {count_noun(result.num_files, 'file')} of {format_bytes(result.num_bytes)}, intact"
                 )
-                print("\n".join(f"damaged: {line}" for line in result.problems) or whole, flush=True)
+                print_line("\n".join(f"damaged: {line}" for line in result.problems) or whole, flush=True)
     is_intact = not any(result.problems for result in results)
     if as_json:
         shown = [{**result._asdict(), "path": str(result.path)} for result in results]
@@ -112,7 +113,7 @@ def audit_run(run: RunPath, as_json: AsJson = False) -> None:
     if as_json:
         _print_json(result.as_json())
     else:
-        print("\n".join([str(result), *result.notes, *(f"fault: {line}" for line in result.faults)]))
+        print_line("\n".join([str(result), *result.notes, *(f"fault: {line}" for line in result.faults)]))
     _exit(not result.faults)
 
 
@@ -130,7 +131,7 @@ def print_digest(run: RunOrCheckpoint, step: StepOption = None, as_json: AsJson 
     if as_json:
         _print_json({"path": str(chosen.path), "step": chosen.step, "digest": found})
     else:
-        print(found)
+        print_line(found)
 
 
 @app.command("diff", short_help="Show which tensors differ between two checkpoints.")
@@ -165,12 +166,11 @@ def diff_checkpoints(
         sides = {"first": str(left.path), "second": str(right.path)}
         _print_json({"equal": not differences, **sides, "num_tensors": num_tensors, "differences": shown})
     else:
-        for text in map(str, differences):
-            # A tensor's name in an untrusted file can contain terminal control codes.
-            print(text if text.isprintable() else ascii(text))
+        for difference in differences:
+            print_line(difference)
         same = f"equal in all {count_noun(num_tensors, 'tensor')}"
         differ = f"{len(differences):,} of {count_noun(num_tensors, 'tensor')} differ"
-        print(f"{left.path} and {right.path}: {differ if differences else same}")
+        print_line(f"{left.path} and {right.path}: {differ if differences else same}")
     _exit(not differences)
 
 
@@ -206,7 +206,7 @@ def export_checkpoint(
     if as_json:
         _print_json({"source": str(source), "weights": weights, "target": str(made), "num_bytes": size})
     else:
-        print(f"{made}: {format_bytes(size)}, {weights} of {source}")
+        print_line(f"{made}: {format_bytes(size)}, {weights} of {source}")
 
 
 class _Chosen(NamedTuple):
@@ -239,7 +239,8 @@ def _progress_line() -> Iterator[Callable[[str], None]]:
         now = time.monotonic()
         if sys.stderr.isatty() and (not text or now - shown_at > _PROGRESS_EVERY_S):
             width = shutil.get_terminal_size().columns - 1
-            print(f"\r\x1b[K{text[:width]}", end="", file=sys.stderr, flush=True)
+            sys.stderr.write("\r\x1b[K")
+            print_line(text[:width], end="", file=sys.stderr, flush=True)
             shown_at = now
 
     try:

@@ -13,6 +13,7 @@ import typer
 from lockstep.config import environment
 from lockstep.errors import UserError
 from lockstep.launcher.launch_plan import LaunchPlan, OnHang, SupervisionOptions, check_plan
+from lockstep.terminal_text import print_line
 
 _DEFAULTS = SupervisionOptions()
 
@@ -190,7 +191,7 @@ def _say_if_unused(nproc: str) -> None:
     """Say, on rank 0, that a launcher has started this process, with another number of processes than asked for."""
     place = environment.read_placement()
     if place.rank == 0 and read_nproc(nproc).most != place.local_world_size:
-        print(
+        print_line(
             f"lockstep: -n {nproc} is not used: a launcher has started this process as rank 0 of {place.world_size} "
             "(RANK, LOCAL_RANK): to start processes here, unset these",
             file=sys.stderr,

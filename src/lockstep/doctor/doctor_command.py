@@ -16,6 +16,7 @@ from lockstep.config import environment
 from lockstep.errors import EXIT_FAILED, LockstepError
 from lockstep.launcher.launch_plan import LaunchPlan, start_agent
 from lockstep.supervision.linux_processes import available_cores
+from lockstep.terminal_text import print_line
 
 if TYPE_CHECKING:
     from lockstep.doctor.machine_health import MachineInfo, ProbeResult
@@ -56,7 +57,7 @@ def doctor(
         print(json.dumps(values, indent=1))
     else:
         for finding in findings:
-            print(_MARKS[finding.level] + finding.words)
+            print_line(_MARKS[finding.level] + finding.words)
     raise typer.Exit(0 if is_fit(findings) else EXIT_FAILED)
 
 

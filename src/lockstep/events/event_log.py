@@ -1,11 +1,12 @@
 """Events: what happens in a run, sent as plain dicts to sinks (events.jsonl, standard output, loggers)."""
 
 import math
-import sys
 import textwrap
 import time
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol
+
+from lockstep.terminal_text import print_line
 
 EventKind = Literal["start", "step", "eval", "checkpoint", "restart", "incident", "end"]
 Event = dict[str, Any]  # {"t", "attempt", "step", "kind", …}: one line of events.jsonl
@@ -51,9 +52,7 @@ class PrintSink:
     def emit(self, event: Event) -> None:
         """Print the event."""
         shown = [f"{name} {_short(value)}" for name, value in event.items() if name not in RESERVED_FIELDS]
-        # A single write, so that the lines of several processes do not mix.
-        sys.stdout.write(f"{event['kind']} {event['step']}: {', '.join(shown)}\n")
-        sys.stdout.flush()
+        print_line(f"{event['kind']} {event['step']}: {', '.join(shown)}", flush=True)
 
     def close(self) -> None:
         """Nothing to release."""

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from lockstep.command_line.output_paths import write_new_file
+from lockstep.terminal_text import print_line
 
 _TEMPLATE = Path(__file__).with_name("script_template.py")
 
@@ -22,6 +23,6 @@ def init(
     """
     text = _TEMPLATE.read_text().replace("train.py", script.name).replace("runs/train", f"runs/{script.stem}")
     write_new_file(script, text, "choose another name")
-    print(f"wrote {script}: replace the data, model, loss and metrics at its top with yours")
+    print_line(f"wrote {script}: replace the data, model, loss and metrics at its top with yours")
     path = shlex.quote(str(script))
-    print(f"run it: python {path}, or lockstep run -n 2 {path}")
+    print_line(f"run it: python {path}, or lockstep run -n 2 {path}")

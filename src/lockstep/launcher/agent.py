@@ -55,6 +55,7 @@ from lockstep.supervision.hang_report import HangReport
 from lockstep.supervision.heartbeat import COMPILER, LOOP_PHASES, Phase
 from lockstep.supervision.linux_processes import OutOfMemoryKills, available_cores
 from lockstep.supervision.stop_signals import obey_stop_request
+from lockstep.terminal_text import print_line
 
 _POLL_INTERVAL_S = 0.1
 _SAME_REQUEST_S = 0.2  # a repeat within this time is the same request: `timeout` or a scheduler may signal twice
@@ -140,8 +141,7 @@ class Agent(ElasticAgentAdapter):
     def say(self, text: str) -> None:
         """Print a line to standard error."""
         with suppress(OSError, ValueError):  # a script may have put a stream of its own there
-            # One write, so that no line of a rank comes between.
-            print(f"lockstep: {text}\n", end="", file=sys.stderr, flush=True)
+            print_line(f"lockstep: {text}", file=sys.stderr, flush=True)
 
     def start_ranks(self, ranks: Sequence[int], variables: Sequence[Mapping[str, str]]) -> list[int]:
         """Start the ranks of a new attempt."""

@@ -4,6 +4,7 @@ import sys
 from typing import Any
 
 from lockstep.config.placement import Placement
+from lockstep.terminal_text import print_line
 
 _AFTER_STEPS = 3
 
@@ -19,7 +20,7 @@ def remind_to_join(place: Placement) -> None:
         nonlocal num_steps
         num_steps += 1
         if num_steps == _AFTER_STEPS and not dist.is_initialized():
-            print(
+            print_line(
                 f"lockstep: no process group after {_AFTER_STEPS} optimizer steps, so each of the {place.world_size} "
                 "processes trains a copy of its own: join them with lockstep.launch(main) or "
                 "torch.distributed.init_process_group(), or start one process (-n 1)",

@@ -20,6 +20,7 @@ from lockstep.config.placement import DEFAULT_PORT, LOOPBACK, MachineNode
 from lockstep.errors import UserError
 from lockstep.launcher.rank_processes import RankProcesses
 from lockstep.supervision.process_title import describe_target, titled_agent
+from lockstep.terminal_text import print_line
 
 OnHang = Literal["restart", "stop", "report"]
 
@@ -71,7 +72,7 @@ def start_agent(plan: LaunchPlan, target: Sequence[str]) -> int:
         nproc = count_devices() if plan.nproc == "auto" else plan.nproc
         node = node_of(plan, nproc)
         if node.count == 1 and (unused := _given_address(plan)):
-            print(
+            print_line(
                 f"lockstep: not used: {unused}; without several machines (--nnodes), every start takes a free port",
                 file=sys.stderr,
             )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from lockstep.config.placement import is_loopback
 from lockstep.errors import WorldError
+from lockstep.terminal_text import print_line
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store, TCPStore  # for its types, which the public name lacks
@@ -80,7 +81,7 @@ def wait_for_hostname(address: str, timeout_s: float) -> None:
     """Wait until a hostname resolves or the time is up: on a cluster, it may resolve only once the host is up."""
     if _resolves(address):
         return
-    print(f"lockstep: {address} does not resolve yet: waiting for up to {timeout_s:g} s", file=sys.stderr)
+    print_line(f"lockstep: {address} does not resolve yet: waiting for up to {timeout_s:g} s", file=sys.stderr)
     deadline = time.monotonic() + timeout_s
     while not _resolves(address) and time.monotonic() < deadline:  # after that, the connection fails with a message
         time.sleep(_RESOLVE_INTERVAL_S)

@@ -35,6 +35,7 @@ from lockstep.supervision.output_streams import keep_failing_streams
 from lockstep.supervision.process_title import describe_target, title_forks_of_rank, title_rank
 from lockstep.supervision.stack_dumps import STACKS_SIGNAL
 from lockstep.supervision.step_recorder import record_steps
+from lockstep.terminal_text import print_line
 
 if sys.platform != "win32":
     # Dumps the stacks to the terminal, for people. Not SIGUSR1: Slurm sends that before a job's time limit.
@@ -98,7 +99,7 @@ def main(arguments: list[str]) -> NoReturn:
         except OSError:
             files = None
         if files is None:
-            print(user_traceback(error), file=sys.stderr, end="")
+            print_line(user_traceback(error), file=sys.stderr, end="")
     _exit(code, files)
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 from lockstep.config.regular_files import open_to_read
 from lockstep.events.event_log import Event
 from lockstep.events.run_folder import RunFolder
+from lockstep.terminal_text import escape_controls
 
 _ENVELOPE = ("t", "attempt", "step", "kind")
 _SCALAR_GROUPS = {"step": "train", "eval": "eval"}  # kinds whose numbers become curves; other kinds become text
@@ -76,7 +77,7 @@ def logged_values(event: Event, folder: Path) -> LoggedValues:
     group = _SCALAR_GROUPS.get(kind)
     if group == "eval":
         fields |= fields.pop("metrics", {})
-    shown_texts = {f"texts/{name}": text for name, text in texts.items()}
+    shown_texts = {f"texts/{name}": escape_controls(text) for name, text in texts.items()}
     if group is None:
         shown_texts[f"run/{kind}"] = "\n".join(_text_lines(fields))
     return LoggedValues(
@@ -99,7 +100,7 @@ def _scalars(fields: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, floa
         if isinstance(value, dict):
             yield from _scalars(value, f"{prefix}/{name}")
         elif isinstance(value, int | float) or value in _NON_FINITE:
-            yield f"{prefix}/{name}", float(value)
+            yield escape_controls(f"{prefix}/{name}"), float(value)
 
 
 def _text_lines(fields: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -107,4 +108,4 @@ def _text_lines(fields: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
         if isinstance(value, dict):
             yield from _text_lines(value, f"{prefix}{name}/")
         else:
-            yield f"{prefix}{name}: {value}"
+            yield escape_controls(f"{prefix}{name}: {value}")

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from lockstep.config.plurals import count_noun
 from lockstep.events.event_log import Event, Sink
 from lockstep.events.guarded_sink import GuardedSink
+from lockstep.terminal_text import escape_controls
 
 _GENES_PER_LINE = 6
 
@@ -70,7 +71,7 @@ class ProgressConsole:
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[loss]}"),
+            TextColumn("{task.fields[loss]}", markup=False),
             TimeRemainingColumn(),
             console=self._console,
         )
@@ -82,7 +83,7 @@ class ProgressConsole:
             self._progress.update(self._task, completed=event["step"], loss=f"loss {_number(event['loss'])}")
             return
         if event["kind"] == "step" and "generation" in event:
-            best = "" if event["found"] is None else f"best {_named_values(event['found'])}"
+            best = "" if event["found"] is None else escape_controls(f"best {_named_values(event['found'])}")
             self._progress.update(self._task, completed=event["step"], loss=best)
             if event["design"] is None and not event["reasons"]:
                 return
@@ -112,7 +113,8 @@ class ProgressConsole:
 def describe_event(event: Event) -> list[str]:
     """Describe an event in one or more lines."""
     describe = _DESCRIBE.get(event["kind"])
-    return [f"{event['kind']} at step {event['step']}"] if describe is None else describe(event)
+    lines = [f"{event['kind']} at step {event['step']}"] if describe is None else describe(event)
+    return [escape_controls(line) for line in lines]
 
 
 def _start(event: Event) -> list[str]:

@@ -12,6 +12,7 @@ from lockstep.command_line.config_arguments import SettingArguments, complete_co
 from lockstep.command_line.output_paths import trial_folder
 from lockstep.command_line.trial_runs import check_trial_config, require_no_launcher, run_to_end, trial_overrides
 from lockstep.errors import EXIT_FAILED, UserError
+from lockstep.terminal_text import print_line
 
 if TYPE_CHECKING:
     from lockstep.events.run_folder import RunFolder
@@ -116,7 +117,7 @@ def _try_out(config: str, overrides: list[str], numbers: Collection[int], num_st
             results[processes] = _measure(RunFolder(run))
             num_lanes = _lanes_of(RunFolder(run))
             if not quiet:
-                print(f"-n {processes}: {results[processes].step_s * 1000:.1f} ms per step", flush=True)
+                print_line(f"-n {processes}: {results[processes].step_s * 1000:.1f} ms per step", flush=True)
     return _Trials(num_lanes, results)
 
 
@@ -150,9 +151,9 @@ def _print_plan(
         print(json.dumps({"lanes": num_lanes, "knows_travel": model.knows_travel, "predictions": values}, indent=1))
         return
     for line in _table(predictions):
-        print(line)
+        print_line(line)
     for line in _advice(model, predictions):
-        print(line)
+        print_line(line)
 
 
 def _predict(model: "ScalingModel", processes: int, runs: "list[MeasuredStep]") -> "Prediction":

@@ -13,6 +13,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from lockstep.terminal_text import escape_controls
+
 _VOID_ELEMENTS = ("img",)  # elements without an end tag
 
 
@@ -25,7 +27,7 @@ class Markup(str):
 def element(name: str, *children: "str | Markup | None", **attributes: Any) -> Markup:
     """Return `<a class="b">x &lt; y</a>` for `element("a", "x < y", class_="b")`; attributes of None are omitted."""
     shown = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{html.escape(str(value))}"'
+        f' {key.rstrip("_").replace("_", "-")}="{_escape(str(value))}"'
         for key, value in attributes.items()
         if value is not None
     )
@@ -34,7 +36,7 @@ def element(name: str, *children: "str | Markup | None", **attributes: Any) -> M
 
 def join_markup(*children: "str | Markup | None") -> Markup:
     """Join markup and text; text is escaped, None is omitted."""
-    return Markup("".join(child if isinstance(child, Markup) else html.escape(child) for child in children if child))
+    return Markup("".join(child if isinstance(child, Markup) else _escape(child) for child in children if child))
 
 
 def render_page(title: str, contents: Markup, script: str | None = None, connect_src: str = "'none'") -> str:
@@ -76,6 +78,11 @@ def write_page(path: Path, text: str) -> None:
         with suppress(OSError):
             Path(draft).unlink()
         raise
+
+
+def _escape(text: str) -> str:
+    """Return a text for HTML: a browser obeys marks that reverse text, and no file can hold half a surrogate pair."""
+    return html.escape(escape_controls(text))
 
 
 def _read_asset(name: str) -> str:

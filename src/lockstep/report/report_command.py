@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from lockstep.errors import UserError
+from lockstep.terminal_text import print_line
 
 
 def report(
@@ -49,7 +50,7 @@ def report(
     if as_json:
         print(json.dumps(report_values(records, statuses, rows), indent=1, allow_nan=False))
     else:
-        print("\n".join(report_lines(records[0], statuses[0]) if is_single else comparison_lines(rows)))
+        print_line("\n".join(report_lines(records[0], statuses[0]) if is_single else comparison_lines(rows)))
     target = output
     if target is None and is_single and not as_json:
         target = records[0].path / "report.html"
@@ -62,7 +63,7 @@ def report(
         problem = f"cannot write {target}: {error.strerror or error}"
         if output is not None:
             raise UserError(problem) from None
-        print(f"lockstep: {problem}; choose another file with -o FILE.html", file=sys.stderr)
+        print_line(f"lockstep: {problem}; choose another file with -o FILE.html", file=sys.stderr)
         return
     if not as_json:
-        print(f"\npage: {target}")
+        print_line(f"\npage: {target}")

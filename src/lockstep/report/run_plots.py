@@ -94,4 +94,4 @@ def _scale(point: Point, factor: float) -> Point:
 
 def _title(name: str) -> str:
     metric = name.removeprefix("test/")
-    return _TITLES.get(name) or (f"Test: {metric}" if metric != name else one_line(name, 60))
+    return _TITLES.get(name) or one_line(f"Test: {metric}" if metric != name else name, 60)

@@ -12,6 +12,7 @@ import typer
 
 from lockstep.command_line.config_arguments import complete_config, complete_key
 from lockstep.errors import UserError
+from lockstep.terminal_text import print_line
 
 if TYPE_CHECKING:  # importing pydantic takes a while
     from lockstep.config.setting_list import Setting
@@ -64,7 +65,7 @@ def settings(
     width = min(shutil.get_terminal_size((_WIDTH, 0)).columns, _MAX_WIDTH)
     parts = ["\n".join(_lines(every, width)) for every in shown.values() if every]
     titles = ["Training, and what a search has too:", "Search only:"] if len(parts) > 1 else [""]
-    print("\n\n".join(f"{title}\n\n{part}".strip() for title, part in zip(titles, parts, strict=True)))
+    print_line("\n\n".join(f"{title}\n\n{part}".strip() for title, part in zip(titles, parts, strict=True)))
 
 
 def _lines(settings: "Sequence[Setting]", width: int) -> Iterator[str]:

@@ -17,6 +17,7 @@ from lockstep.submit.job_request import (
     read_machines,
     read_time,
 )
+from lockstep.terminal_text import print_line
 
 app = typer.Typer(
     name="submit",
@@ -171,4 +172,4 @@ def _write(text: str, path: Path | None, *, force: bool) -> None:
         print(text, end="")
         return
     write_new_file(path, text, "choose another name, or overwrite it with --force", force=force)
-    print(f"wrote {path}")
+    print_line(f"wrote {path}")

@@ -17,6 +17,7 @@ from types import FrameType
 
 from lockstep.config import environment
 from lockstep.supervision import heartbeat
+from lockstep.terminal_text import print_line
 
 # SIGHUP: the terminal has been closed.
 STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
@@ -105,7 +106,7 @@ def stop_after_step(request_stop: Callable[[], None]) -> Iterator[None]:
             # The signal may have interrupted another print, and Ctrl-C also ends a `| tee`: the step must continue.
             with suppress(OSError, ValueError, RuntimeError):
                 message = f"lockstep: stopping after this step ({name}); signal again to end at once"
-                print(message, file=sys.stderr, flush=True)
+                print_line(message, file=sys.stderr, flush=True)
 
     for number in replaced:
         signal.signal(number, on_stop_signal)

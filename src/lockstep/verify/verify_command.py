@@ -13,6 +13,7 @@ from lockstep.command_line.config_arguments import TakesSettings, complete_confi
 from lockstep.command_line.output_paths import trial_folder
 from lockstep.command_line.trial_runs import check_trial_config, leave_hand_set_job, trial_overrides
 from lockstep.errors import UserError
+from lockstep.terminal_text import print_line
 
 if TYPE_CHECKING:
     from lockstep.verify.verify_verdict import VerifyVerdict
@@ -140,7 +141,7 @@ def _run(keep: Path | None, verification: Verification, as_json: bool) -> int:
 
     def report(line: str) -> None:
         if not as_json:
-            print(line, flush=True)
+            print_line(line, flush=True)
 
     with trial_folder(keep, "verify") as folder:
         verdict = verification(folder.path, report)
@@ -148,7 +149,7 @@ def _run(keep: Path | None, verification: Verification, as_json: bool) -> int:
     if as_json:
         print(json.dumps({**verdict.as_json(), "folder": str(folder.path) if folder.is_kept else None}, indent=1))
     if verdict.failure is not None:
-        print(verdict.failure.text, file=sys.stderr, flush=True)
+        print_line(verdict.failure.text, file=sys.stderr, flush=True)
     for line in verdict.lines():
         report(line)
     if folder.is_kept:

@@ -23,6 +23,7 @@ from lockstep.observe.text_format import (
 )
 from lockstep.report.svg_plots import downsample
 from lockstep.report.text_report import history_lines, run_title, slowest_ranks, throughput_text
+from lockstep.terminal_text import escape_controls
 from lockstep.watch.run_follower import RunFollower, RunView
 
 _REFRESH_S = 0.5
@@ -65,13 +66,13 @@ def status_line(view: RunView) -> str:
 def render_run(view: RunView) -> RenderableType:
     """Draw the whole screen."""
     record = view.record
-    parts: list[RenderableType] = [Text(f"{record.path}  {run_title(record) if record.start else ''}", style="bold")]
-    parts.append(Text(view.status.text, style="green" if view.status.state == "ended" else ""))
+    parts: list[RenderableType] = [_line(f"{record.path}  {run_title(record) if record.start else ''}", "bold")]
+    parts.append(_line(view.status.text, "green" if view.status.state == "ended" else ""))
     if record.total_steps:
         parts.append(_progress(record))
     parts += [part for part in (_metrics(record), _ranks(record)) if part is not None]
-    parts += [Text(finding.text, style="yellow") for finding in run_findings(record)]
-    parts += [Text(line, style="dim") for line in history_lines(record)[-_MAX_HISTORY:]]
+    parts += [_line(finding.text, "yellow") for finding in run_findings(record)]
+    parts += [_line(line, "dim") for line in history_lines(record)[-_MAX_HISTORY:]]
     return Group(*parts)
 
 
@@ -101,11 +102,16 @@ def _watch_in_lines(follower: RunFollower, console: Console) -> int:
     while True:
         view = follower.poll()
         if (line := status_line(view)) != last_line:
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+            console.print(_line(line), soft_wrap=True)
             last_line = line
         if (code := follower.exit_code(view, time.monotonic())) is not None:
             return code
         time.sleep(_REFRESH_S)
+
+
+def _line(text: str, style: str = "") -> Text:
+    """Return a text from a run folder as rich draws it: as it is, with neither markup nor control characters."""
+    return Text(escape_controls(text), style=style)
 
 
 def _progress(record: RunRecord) -> RenderableType:

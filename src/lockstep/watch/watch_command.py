@@ -9,6 +9,7 @@ import typer
 
 from lockstep.errors import UserError
 from lockstep.supervision.stop_signals import StopRequested
+from lockstep.terminal_text import print_line
 
 if TYPE_CHECKING:
     from lockstep.watch.run_follower import RunFollower
@@ -89,7 +90,7 @@ def _serve(follower: "RunFollower", run: Path, port: int) -> None:
     try:
         page.publish(run_contents(*follower.poll()))
         server.start()
-        print(f"serving {run} at {server.address}; press Ctrl-C to stop", flush=True)
+        print_line(f"serving {run} at {server.address}; press Ctrl-C to stop", flush=True)
         while True:
             began_s = time.process_time()
             view = follower.poll()

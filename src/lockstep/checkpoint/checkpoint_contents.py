@@ -14,7 +14,49 @@ MODEL_PREFIX = "model"  # prefix of the models' names
 OPTIMIZER_PREFIX = "optimizer"  # prefix of the optimizers' names
 AVERAGE_PREFIX = "average"  # prefix of the names of EMAs
 COMPRESSION_PART = "compression"  # error feedback of compressed gradients; not part of the digest
+SCALER_PART = "loss_scaler"
 LOADER_PART = "loader"  # position in the data; not part of the digest
+
+
+def check_parts(values: Mapping[str, Any]) -> None:
+    """Raise a ValueError unless the parts have the structure in which a run saves them, whatever their tensors are.
+
+    The message is the end of a sentence about the manifest. The contents of registered state belong to the script.
+
+    Args:
+        values: a checkpoint's values by part, as in `Checkpoint.values`.
+    """
+    _require(LOADER_PART in values, "has no position in the data")
+    for part, value in values.items():
+        if part.startswith((KEPT_PREFIX, STATE_PREFIX)):
+            continue
+        _require(_is_named(value), f"has no names in {part}")
+        if part.startswith(OPTIMIZER_PREFIX):
+            _check_optimizer(part, value)
+        elif part.startswith(AVERAGE_PREFIX) or part.endswith(BUFFERS_SUFFIX) or part == SCALER_PART:
+            are_tensors = all(isinstance(tensor, Tensor) for tensor in value.values())
+            _require(are_tensors, f"has something else than tensors in {part}")
+
+
+def _check_optimizer(part: str, value: Mapping[str, Any]) -> None:
+    kind, state, groups = value.get("kind"), value.get("state", {}), value.get("groups", [])
+    _require(isinstance(kind, str) and isinstance(value.get("besides"), dict), f"does not say what {part} is")
+    is_by_parameter = isinstance(state, dict) and all(isinstance(each, dict) for each in state.values())
+    _require(is_by_parameter, f"has no state by parameter in {part}")
+    _require(isinstance(groups, list) and all(map(_is_named, groups)), f"has no groups in {part}")
+    for group in groups:
+        owners = group.get("params")
+        is_known = isinstance(owners, list) and all(isinstance(owner, str) and owner in state for owner in owners)
+        _require(is_known, f"lacks the state of parameters in {part}")
+
+
+def _is_named(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(name, str) for name in value)
+
+
+def _require(condition: bool, problem: str) -> None:
+    if not condition:
+        raise ValueError(problem)
 
 
 def trained_state(values: Mapping[str, Any]) -> dict[str, Tensor]:

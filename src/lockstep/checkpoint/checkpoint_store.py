@@ -96,11 +96,21 @@ class CheckpointStore:
             raise CheckpointError(f"{path}: {MANIFEST}: {error}") from None
         return Checkpoint(path, manifest, values)
 
-    def newest_intact(self, run_id: str, warn: Callable[[str], None]) -> Checkpoint | None:
-        """Load the newest intact checkpoint of this run; `warn` is called with the reason for each one skipped."""
+    def newest_intact(
+        self, run_id: str, warn: Callable[[str], None], check: Callable[[Checkpoint], None] | None = None
+    ) -> Checkpoint | None:
+        """Load the newest intact checkpoint of this run.
+
+        Args:
+            run_id: checkpoints of other runs are skipped.
+            warn: called with the reason for each checkpoint that is skipped.
+            check: raises a CheckpointError for a checkpoint whose content is not what the caller needs.
+        """
         for step in self.steps():
             try:
                 found = self.load(step)
+                if check is not None and found.manifest.run_id == run_id:
+                    check(found)
             except CheckpointError as error:
                 warn(str(error))
                 continue

@@ -96,6 +96,16 @@ def ledger_line(manifest: Manifest) -> Line:
     return {"commit": manifest.commit, "step": manifest.step, **ledger}
 
 
+def check_ledger_line(manifest: Manifest) -> None:
+    """Raise a ValueError, the end of a sentence about the manifest, unless it holds a valid line of the ledger."""
+    try:
+        _commit(ledger_line(manifest))
+    except CheckpointError:
+        raise ValueError("does not say which samples it has consumed") from None
+    except _InvalidLine as error:
+        raise ValueError(str(error)) from None
+
+
 def append_to_ledger(path: Path, manifest: Manifest, store: CheckpointStore | None = None) -> None:
     """Append a commit's line, unless it is there already, and flush it to disk: its checkpoint will be pruned.
 

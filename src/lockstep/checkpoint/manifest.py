@@ -153,7 +153,7 @@ def _parse(data: bytes) -> Manifest:
     _require(
         _HEX.fullmatch(content["run_id"]) and _HEX.fullmatch(content["commit"]), "has a run_id or commit not in hex"
     )
-    _require(0 <= content["step"] < 2**60, f"has the step {content['step']}")
+    _require(0 <= content["step"] < 2**60, f"has the step {_describe(content['step'])}")
     files = content["files"]
     _require(len(files) <= _MAX_FILES, f"lists {len(files)} files")
     for part in (*content["forms"], *content["shards"]):
@@ -215,5 +215,5 @@ def _sizes(name: str, sizes: Any) -> tuple[int, ...]:
     for size in sizes:
         _require(type(size) is int and 0 <= size <= _MAX_FILE_BYTES, f"has the size {_describe(size)} for {name}")
         total *= max(size, 1)
-    _require(total <= _MAX_FILE_BYTES, f"has {total} elements for {name}")
+    _require(total <= _MAX_FILE_BYTES, f"has {_describe(total)} elements for {name}")
     return tuple(sizes)

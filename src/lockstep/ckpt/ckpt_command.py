@@ -318,7 +318,7 @@ def _trained_state(chosen: _Chosen) -> "Mapping[str, Tensor]":
     checkpoint = chosen.store.load(chosen.step)
     try:
         return trained_state(checkpoint.values)
-    except (KeyError, TypeError, AttributeError, ValueError):
+    except (KeyError, TypeError, AttributeError, ValueError, RuntimeError, OverflowError):
         raise CheckpointError(f"{chosen.path}: does not contain the state of a run") from None
 
 

@@ -20,6 +20,7 @@ from lockstep.data.sample_workers import WorkerInit, Workers
 from lockstep.data.stream_check import report_difference, sum_size_and_compare
 from lockstep.data.stream_workers import read_ahead
 from lockstep.errors import UserError
+from lockstep.events.jsonl import parse_count
 from lockstep.world.collectives import Operation, all_reduce, get_world_size
 from lockstep.world.world import World
 
@@ -144,6 +145,12 @@ class IterableLaneLoader:
                 f"the saved position has {state.get('num_lanes')} lanes, and this loader has {self.lanes.count}: "
                 "use the same lanes="
             )
+        saved = state.get("streams")
+        positions = list(saved.values()) if isinstance(saved, dict) else [None]
+        counts = [state.get(name) for name in ("number", "epoch", "batch")]
+        counts += [each.get("taken") if isinstance(each, dict) else None for each in positions]
+        if None in map(parse_count, counts):
+            raise UserError("the saved position is damaged: it does not say how many batches and samples were taken")
         names = self._streams.names(self._own_lanes)
         if state["streams"] and (missing := [name for name in names if name not in state["streams"]]):
             raise UserError(f"the saved position lacks lanes {', '.join(missing)}: merge the states of all ranks")

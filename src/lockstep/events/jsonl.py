@@ -81,6 +81,28 @@ def parse_json(data: bytes | str) -> Any:
         raise ValueError("nested too deeply") from None
 
 
+def parse_number(value: Any) -> float | None:
+    """Return a number as events hold it, where `"nan"` and `"inf"` are strings; None for anything else."""
+    if value in ("nan", "inf", "-inf"):
+        return float(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return None
+
+
+def parse_count(value: Any) -> int | None:
+    """Return a non-negative integer of 63 bits; None for anything else."""
+    return value if type(value) is int and 0 <= value < 2**63 else None
+
+
+def parse_attempt(value: Any) -> int | None:
+    """Return the number of an attempt; None for anything else. No run has as many attempts as 32 bits can count."""
+    return value if type(value) is int and 0 <= value < 2**32 else None
+
+
 def read_jsonl(path: Path, max_bytes: int = _MAX_LINE_BYTES, *, follow_links: bool = False) -> Iterator[dict[str, Any]]:
     """The JSON objects of a file, one per line; skips torn lines, other JSON, and lines longer than `max_bytes`."""
     with open_to_read(path, follow_links=follow_links) as file:

@@ -20,7 +20,7 @@ from lockstep.config.folder_remedies import IN_SCRIPT, FolderRemedies
 from lockstep.config.regular_files import open_to_append, open_to_read
 from lockstep.errors import UserError
 from lockstep.events.atomic_files import flush, write_atomic
-from lockstep.events.jsonl import parse_json, read_jsonl
+from lockstep.events.jsonl import parse_attempt, parse_json, read_jsonl
 
 RUN_FORMAT_VERSION = 1
 
@@ -306,8 +306,8 @@ class RunFolder:
     def _next_attempt(self) -> int:
         if not self.events.exists():
             return 1
-        attempts = (event.get("attempt") for event in read_jsonl(self.events))
-        return 1 + max((attempt for attempt in attempts if isinstance(attempt, int)), default=0)
+        attempts = (parse_attempt(event.get("attempt")) for event in read_jsonl(self.events))
+        return 1 + max((attempt for attempt in attempts if attempt is not None), default=0)
 
 
 def _describe_writers(folder: os.stat_result) -> str | None:

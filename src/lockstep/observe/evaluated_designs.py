@@ -7,7 +7,8 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any, NamedTuple
 
-from lockstep.observe.jsonl_tail import JsonlTail, parse_count, parse_number
+from lockstep.events.jsonl import parse_count, parse_number
+from lockstep.observe.jsonl_tail import JsonlTail
 from lockstep.observe.text_format import one_line
 
 _MAX_DESIGNS = 200_000

@@ -1,6 +1,6 @@
 """Follow a growing JSON-lines file: each read returns the lines added since the last.
 
-Nothing in the file is trusted: `parse_number` and `parse_count` read single values out of its lines.
+Nothing in the file is trusted.
 """
 
 import os
@@ -71,23 +71,6 @@ def read_bounded(path: Path, max_bytes: int) -> bytes | None:
             return None if file is None else file.read(max_bytes)
         except OSError:
             return None
-
-
-def parse_number(value: Any) -> float | None:
-    """Return a number as events hold it, where `"nan"` and `"inf"` are strings; None for anything else."""
-    if value in ("nan", "inf", "-inf"):
-        return float(value)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value)
-    except OverflowError:  # an integer of hundreds of digits
-        return None
-
-
-def parse_count(value: Any) -> int | None:
-    """Return a non-negative integer of 63 bits; None for anything else."""
-    return value if type(value) is int and 0 <= value < 2**63 else None
 
 
 def _parse_object(line: bytes) -> Iterator[dict[str, Any]]:

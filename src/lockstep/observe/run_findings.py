@@ -5,7 +5,7 @@ from statistics import median
 from typing import NamedTuple
 
 from lockstep.config.plurals import count_noun
-from lockstep.observe.jsonl_tail import parse_count
+from lockstep.events.jsonl import parse_count
 from lockstep.observe.run_record import RunRecord
 from lockstep.observe.step_timing import RankTimes, Straggler, find_straggler
 from lockstep.observe.text_format import format_percent, format_seconds

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 from lockstep.config.regular_files import open_to_read
 from lockstep.errors import UserError
 from lockstep.events.event_log import Event
-from lockstep.events.jsonl import parse_json
+from lockstep.events.jsonl import parse_attempt, parse_count, parse_json, parse_number
 from lockstep.events.run_folder import RUN_FORMAT_VERSION, RunFolder
 from lockstep.observe.curve import Curve
 from lockstep.observe.evaluated_designs import EvaluatedDesigns
-from lockstep.observe.jsonl_tail import JsonlTail, parse_count, parse_number, read_bounded
+from lockstep.observe.jsonl_tail import JsonlTail, read_bounded
 from lockstep.observe.step_timing import RankLogs
 
 _MAX_FILE_BYTES = 2**20
@@ -182,7 +182,7 @@ class RunReader:
         return self._record
 
     def _add(self, event: Event) -> None:
-        step, attempt = parse_count(event.get("step")), parse_count(event.get("attempt"))
+        step, attempt = parse_count(event.get("step")), parse_attempt(event.get("attempt"))
         t = parse_number(event.get("t"))
         if step is None or attempt is None or t is None or attempt < self._record.attempt:
             return

@@ -12,9 +12,10 @@ from statistics import median, quantiles
 from typing import Any, NamedTuple
 
 from lockstep.errors import UserError
+from lockstep.events.jsonl import parse_count, parse_number
 from lockstep.events.run_folder import RunFolder
 from lockstep.observe.curve import Curve
-from lockstep.observe.jsonl_tail import JsonlTail, parse_count, parse_number
+from lockstep.observe.jsonl_tail import JsonlTail
 
 # The phases of a step: their keys in files, and their names in reports.
 PHASE_LABELS = {

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from lockstep.config.plurals import count_noun
-from lockstep.observe.jsonl_tail import parse_count, parse_number
+from lockstep.events.jsonl import parse_count, parse_number
 from lockstep.observe.run_record import RunRecord
 from lockstep.observe.text_format import format_number, format_percent, format_table, one_line
 

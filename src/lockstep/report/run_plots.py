@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
+from lockstep.events.jsonl import parse_count
 from lockstep.observe.curve import Curve, Point
 from lockstep.observe.evaluated_designs import pareto_designs
-from lockstep.observe.jsonl_tail import parse_count
 from lockstep.observe.run_record import RunRecord
 from lockstep.observe.text_format import one_line
 from lockstep.report.html_page import Markup

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from lockstep.config.plurals import count_noun
-from lockstep.observe.jsonl_tail import parse_count
+from lockstep.events.jsonl import parse_count
 from lockstep.observe.run_findings import verdict_lines
 from lockstep.observe.run_record import Incident, Restart, RunRecord
 from lockstep.observe.run_status import RunStatus

@@ -6,6 +6,7 @@ for registered state, or state.NAME if that counts in the digest.
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import prod
 from typing import Any, Protocol
 
@@ -22,6 +23,7 @@ from lockstep.checkpoint.checkpoint_contents import (
     KEPT_PREFIX,
     MODEL_PREFIX,
     OPTIMIZER_PREFIX,
+    SCALER_PART,
     STATE_PREFIX,
     renamed,
 )
@@ -191,7 +193,7 @@ class TrainState:
         """Yield the same, one at a time: sharded tensors are gathered one after another."""
         self.strategy.settle()
         averages = {name: average.state() for name, average in self.averages.items()}
-        scaler = {} if self.scaler is None else {"loss_scaler": self.scaler.state()}
+        scaler = {} if self.scaler is None else {SCALER_PART: self.scaler.state()}
         for name, tensor in state_of(self.models, others=averages | scaler).items():
             yield name, full_tensor(tensor)
         for name, optimizer in self.optimizers.items():
@@ -229,7 +231,7 @@ class TrainState:
         for name, average in self.averages.items():
             values[name] = {key: dtensor_to_save(value) for key, value in average.state().items()}
         if self.scaler is not None:
-            values["loss_scaler"] = self.scaler.state()
+            values[SCALER_PART] = self.scaler.state()
         if (compression := self.strategy.compression_value(self._full_names())) is not None:
             values[COMPRESSION_PART] = compression
         return values | {name: thing.state_dict() for name, thing in self.registered.items()}
@@ -249,13 +251,17 @@ class TrainState:
         for name, model in self.models.items():
             _load_model(name, model, values[name], values.get(name + BUFFERS_SUFFIX, {}))
         for name, optimizer in self.optimizers.items():
-            load_optimizer(name, optimizer, self.models, values[name], self.strategy, keep_settings=keep_settings)
+            with _naming_misfits(name):
+                load_optimizer(name, optimizer, self.models, values[name], self.strategy, keep_settings=keep_settings)
         for name, average in self.averages.items():
-            ours = average.state()
-            average.load_state({key: distribute_like(ours.get(key), value) for key, value in values[name].items()})
+            with _naming_misfits(name):
+                ours = average.state()
+                average.load_state({key: distribute_like(ours.get(key), value) for key, value in values[name].items()})
         if self.scaler is not None:
-            self.scaler.load_state(values["loss_scaler"])
-        self._load_compression(values.get(COMPRESSION_PART))
+            with _naming_misfits(SCALER_PART):
+                self.scaler.load_state(values[SCALER_PART])
+        with _naming_misfits(COMPRESSION_PART):
+            self._load_compression(values.get(COMPRESSION_PART))
         for name, thing in self.registered.items():
             thing.load_state_dict(values[name])
 
@@ -332,8 +338,9 @@ def _load_model(name: str, model: nn.Module, weights: Mapping[str, Any], buffers
         ours = own.get(key)
         if key.split(".")[-1] == _EXTRA_STATE:  # checked by the module itself
             continue
-        if isinstance(ours, Tensor) and (ours.shape, ours.dtype) != (value.shape, value.dtype):
-            raise _misfit(name, f"{key} is {_kind(ours)} and was saved as {_kind(value)}")
+        saved = _kind(value) if isinstance(value, Tensor) else f"no tensor but a {type(value).__name__}"
+        if isinstance(ours, Tensor) and _kind(ours) != saved:
+            raise _misfit(name, f"{key} is {_kind(ours)} and was saved as {saved}")
     try:
         load_state_by_name(model, {key: distribute_like(own.get(key), value) for key, value in weights.items()})
     except RuntimeError as error:
@@ -341,7 +348,18 @@ def _load_model(name: str, model: nn.Module, weights: Mapping[str, Any], buffers
         listed = listed.replace(f"{COMPILED_CHILD}.", "")
         raise _misfit(name, " ".join(listed.split()).rstrip(".")) from None
     for key, value in buffers.items():
+        if key not in own:
+            raise _misfit(name, f"it has no buffer {key}")
         own[key].copy_(value)
+
+
+@contextmanager
+def _naming_misfits(name: str) -> Iterator[None]:
+    """Report in one line that what a checkpoint holds under this name cannot be loaded: its content is not trusted."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
+        raise _misfit(name, " ".join(f"{type(error).__name__}: {error}".split())) from error
 
 
 def _misfit(name: str, problem: str) -> UserError:

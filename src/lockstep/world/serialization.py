@@ -50,7 +50,7 @@ def join_values(form: Any, tensors: Mapping[str, Tensor]) -> Any:
     """The value again. Raises ValueError for a form that `split_values` cannot have made."""
     try:
         return _join(form, tensors)
-    except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (KeyError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"damaged: it does not describe the saved values: {repr(error)[:200]}") from None
 
 

@@ -4,7 +4,8 @@ import math
 import os
 from pathlib import Path
 
-from lockstep.observe.jsonl_tail import JsonlTail, parse_count, parse_number, read_bounded
+from lockstep.events.jsonl import parse_count, parse_number
+from lockstep.observe.jsonl_tail import JsonlTail, read_bounded
 
 
 def test_each_line_is_read_once_and_only_when_complete(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from lockstep.train.resume.checkpoint_policy import CheckpointPolicy
 from lockstep.train.resume.drift import DriftError, compiling_changed, differences
 from lockstep.train.resume.memory_snapshots import MemorySnapshots
 from lockstep.train.resume.progress import BatchCursor, ConsumedSamples, Progress
+from lockstep.train.resume.resume_checks import check_resumable
 from lockstep.train.run_log import RunLog
 from lockstep.train.train_state import TrainState
 from lockstep.world.object_collectives import all_gather_object, broadcast_object, broadcast_value
@@ -297,7 +298,7 @@ class Checkpointer:
         store = storage.saver.store
         store.tidy()
         snapshot = storage.snapshots.find(store)
-        found = snapshot or store.newest_intact(self._log.run_id, self._report_damage)
+        found = snapshot or store.newest_intact(self._log.run_id, self._report_damage, check_resumable)
         if found is None:
             return None
         commit: Manifest | None = found.manifest

@@ -30,6 +30,7 @@ from lockstep.checkpoint.memory_folder import (
 )
 from lockstep.config import environment
 from lockstep.events.run_folder import RunFolder
+from lockstep.train.resume.resume_checks import check_resumable
 from lockstep.train.run_log import RunLog
 from lockstep.world.object_collectives import broadcast_object
 from lockstep.world.world import World
@@ -173,7 +174,9 @@ class MemorySnapshots:
             manifest = store.manifest(step)
             if manifest.run_id != self._log.run_id or ledger_line(manifest)["parent"] != parent:
                 return None
-            return store.load(step)
+            found = store.load(step)
+            check_resumable(found)
+            return found
         except CheckpointError as error:
             self._log.log_incident(0, f"{error}; this snapshot is not used")
             return None

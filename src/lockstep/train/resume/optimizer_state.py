@@ -76,6 +76,9 @@ def load_optimizer(
     for group, saved in zip(optimizer.param_groups, value["groups"], strict=True):
         settings = {} if keep_settings else {key: setting for key, setting in saved.items() if key != "params"}
         for key, setting in settings.items():
+            if key in group and not _is_alike(group[key], setting):
+                ours, saved_as = repr(group[key])[:40], repr(setting)[:40]
+                raise UserError(f"{name} was saved with {key}={saved_as}: expected a value like {ours}")
             if isinstance(group.get(key), Tensor):
                 group[key].copy_(setting)  # in place: groups may share it
             else:
@@ -90,6 +93,16 @@ def load_optimizer(
                 here.state[holder] = state
             else:
                 here.state.pop(holder, None)
+
+
+def _is_alike(ours: Any, saved: Any) -> bool:
+    """Can a saved setting take the place of ours? Numbers, also in tensors, for numbers; flags, or None, for flags."""
+    if isinstance(ours, bool | None):
+        return isinstance(saved, bool | None) or ours is None
+    if isinstance(ours, list | tuple):
+        return isinstance(saved, list | tuple) and len(ours) == len(saved) and all(map(_is_alike, ours, saved))
+    kinds = next((kinds for kinds in (int | float | Tensor, str) if isinstance(ours, kinds)), object)
+    return isinstance(saved, kinds) and not (kinds is not object and isinstance(saved, bool))
 
 
 def _placed(key: str, value: Any, parameter: Parameter, group: Mapping[str, Any]) -> Any:

@@ -10,6 +10,7 @@ from lockstep.data.iterable_loader import IterableLaneLoader, merge_states
 from lockstep.data.lane_loader import LaneLoader
 from lockstep.data.lanes import GlobalBatch
 from lockstep.data.loader_factory import Loader
+from lockstep.events.jsonl import parse_count
 from lockstep.world.object_collectives import all_gather_object
 
 _LoaderState = dict[str, Any]  # what a loader's `state_dict` returns: where it continues
@@ -67,7 +68,16 @@ class Progress:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        return cls(**{field.name: value[field.name] for field in fields(cls)})
+        """Return what `as_json` returned. Raises a ValueError for anything else."""
+        for each in fields(cls):
+            found = value.get(each.name)
+            if each.type is bool:
+                is_valid = isinstance(found, bool)
+            else:
+                is_valid = parse_count(found) is not None or (found is None and each.default is None)
+            if not is_valid:
+                raise ValueError(f"has no valid {each.name} in its position")
+        return cls(**{each.name: value[each.name] for each in fields(cls)})
 
 
 class BatchCursor:

@@ -115,7 +115,7 @@ def append_to_ledger(path: Path, manifest: Manifest, store: CheckpointStore | No
         store: where to look for parent commits whose lines are missing, after a kill or a full disk. Their lines are
             written first.
     """
-    known = {line.get("commit") for line in read_ledger(path)}
+    known = {name for line in read_ledger(path) if isinstance(name := line.get("commit"), str)}
     lines: list[Line] = []
     pending: Manifest | None = manifest
     while pending is not None and pending.commit not in known:

@@ -7,6 +7,8 @@ from typing import Any
 
 from lockstep.errors import UserError
 
+MAX_WORKERS = 256  # processes per rank that load samples: no machine has use for more
+
 
 def require_count(name: str, value: Any) -> None:
     """Refuse anything but a whole number greater than 0."""

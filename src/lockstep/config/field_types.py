@@ -21,6 +21,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from lockstep.config import environment
+from lockstep.config.argument_checks import MAX_WORKERS
 from lockstep.config.duration import Duration
 from lockstep.config.located_value import KeyPath
 from lockstep.errors import ConfigError
@@ -82,6 +83,8 @@ def _read_lanes(value: Any) -> Any:
 
 Whole = Annotated[int, Field(ge=0), BeforeValidator(read_whole)]
 """A whole number, 0 or greater; 1e3 is 1000."""
+WorkerCount = Annotated[int, Field(ge=0, le=MAX_WORKERS), BeforeValidator(read_whole)]
+"""How many processes of each rank load samples."""
 PositiveInt = Annotated[int, Field(gt=0), BeforeValidator(read_whole)]
 """A whole number greater than 0; 1e3 is 1000."""
 Flag = Annotated[bool, BeforeValidator(_read_flag)]

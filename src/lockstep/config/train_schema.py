@@ -31,7 +31,7 @@ from lockstep.config.field_types import (
     NonNegative,
     Positive,
     PositiveInt,
-    Whole,
+    WorkerCount,
     require_time,
 )
 from lockstep.config.job_schema import JobConfig
@@ -276,7 +276,7 @@ class Config(JobConfig):
     accumulate: PositiveInt | None = None  # with batch.per_device: passes per process and update, in place of lanes
     lanes_per_rank: tuple[PositiveInt, ...] | None = None  # for unequal devices; changes no bit
     tail: Literal["drop", "short", "pad"] = "drop"  # how an epoch's last, incomplete batch is handled
-    workers: Whole = 0  # processes per rank that load samples; changes no bit
+    workers: WorkerCount = 0  # processes per rank that load samples; changes no bit
     evaluation_batch: PositiveInt = 256  # samples at a time
     evaluate_every: DurationField = Duration.parse("1 epoch")
     best: GoalConfig | None = None  # keep a checkpoint of the best model by this metric

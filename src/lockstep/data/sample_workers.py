@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
+from lockstep.config.argument_checks import MAX_WORKERS
 from lockstep.config.tested_versions import TESTED_TORCH
 from lockstep.errors import UserError
 from lockstep.supervision import heartbeat
@@ -61,6 +62,8 @@ class Workers:
             raise UserError(f"prefetch={self.prefetch}: expected 1 or more global batches")
         if self.count < 0:
             raise UserError(f"workers={self.count}: expected 0 (this process fetches) or more")
+        if self.count > MAX_WORKERS:
+            raise UserError(f"workers={self.count}: expected at most {MAX_WORKERS} processes for each rank")
 
     @contextmanager
     def fetched(self, source: Fetcher, requests: Iterable[Any], ahead: int, world: World) -> Iterator[Iterator[Any]]:

@@ -87,7 +87,7 @@ def digest(state: StateTensors | Iterable[tuple[str, Tensor]]) -> str:
     """
     whole = hashlib.sha256()
     for name, tensor_digest in tensor_digests(state).items():
-        whole.update(f"{name}\x00{tensor_digest}\n".encode())
+        whole.update(f"{name}\x00{tensor_digest}\n".encode(errors="surrogatepass"))  # names may come from a file
     return whole.hexdigest()
 
 

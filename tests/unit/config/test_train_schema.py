@@ -200,3 +200,9 @@ def test_another_optimizer_does_not_inherit_the_arguments_of_the_former(write: W
     write("optim: {arguments: {amsgrad: true}}\n" + VALID, "base.yaml")  # of the default one, adamw
     assert Config.from_file(path, ["optim.name=adamw"]).optim.arguments == ConfigSection(amsgrad=True)
     assert Config.from_file(path, ["optim.name=adam"]).optim.arguments == ConfigSection()
+
+
+def test_the_number_of_workers_is_bounded(write: Write) -> None:
+    assert Config.from_file(write(f"{VALID}workers: 256\n")).workers == 256
+    (problem,) = problems_of(write(f"{VALID}workers: 100000\n"))
+    assert problem.endswith("workers: expected a whole number from 0 to 256, got 100000")

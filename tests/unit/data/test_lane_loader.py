@@ -242,6 +242,7 @@ class WithoutLength(Dataset[Tensor]):
         ([1] * 9, {"lanes": 0}, "lanes=0: expected a power of two"),
         ([1] * 9, {"global_batch": 0}, "global_batch=0: expected 1 or more"),
         ([1] * 9, {"workers": -1}, "workers=-1: expected 0"),
+        ([1] * 9, {"workers": 100_000}, "workers=100000: expected at most 256 processes for each rank"),
         ([1] * 9, {"prefetch": 0}, "prefetch=0: expected 1 or more"),
         ([1] * 9, {"tail": "wrap"}, "tail='wrap': expected one of drop, short, pad"),
         (WithoutLength(), {}, "WithoutLength has no length: give it a __len__"),

@@ -75,7 +75,7 @@ class Progress:
                 is_valid = isinstance(found, bool)
             else:
                 is_valid = parse_count(found) is not None or (found is None and each.default is None)
-            if not is_valid:
+            if each.name not in value or not is_valid:
                 raise ValueError(f"has no valid {each.name} in its position")
         return cls(**{each.name: value[each.name] for each in fields(cls)})
 

@@ -1,5 +1,6 @@
 """Whatever the files of a run folder hold, every command that reads it, and a resume, ends with a result or a line."""
 
+import json
 import random
 import shutil
 from collections import Counter
@@ -16,7 +17,7 @@ from lockstep.world.world import World
 from tests.classification import DATA, loss
 from tests.commands import call
 from tests.mutations import mutate
-from tests.run_folders import search_run
+from tests.run_folders import finished_run, search_run
 
 COMMANDS = [
     ["report", "RUN"],
@@ -54,7 +55,7 @@ def train(folder: Path, stop_after: int | None = None) -> None:
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two equal runs that were stopped before their end, a search, and a file outside of them."""
+    """Two equal runs that were stopped before their end, a search, a run with timings, and a file outside of them."""
     folder = tmp_path_factory.mktemp("kept")
     with pytest.raises(Stopped):
         train(folder / "run", stop_after=6)
@@ -63,6 +64,9 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "run" / "incidents" / "20300101-000000-crash.json").write_text(report)
     (folder / "run" / "history.json").write_text('[{"step": 4, "metrics": {"accuracy": 0.5}}]')
     search_run(folder / "search")
+    run_info = json.loads((finished_run(folder / "timed") / "run.json").read_text())
+    run_info["fingerprint"]["lanes"] = 4  # `lockstep plan` needs them
+    (folder / "timed" / "run.json").write_text(json.dumps(run_info))
     shutil.copytree(folder / "run", folder / "twin")
     (folder / "outside").write_text("untouched")
     return folder
@@ -78,7 +82,7 @@ class Fuzz:
 
     def make(self, number: int, seed: int) -> None:
         rng = random.Random(f"{seed}/{number}")
-        name = "search" if rng.random() < 0.15 else "run"
+        (name,) = rng.choices(["run", "search", "timed"], [6, 1, 1])
         run = self.folder / name
         what = f"try {number} of seed {seed}: {mutate(run, rng)}"
         try:
@@ -119,7 +123,9 @@ class Fuzz:
         self.outcomes[outcome] += 1
 
     def _check_outside(self, name: str, what: str) -> None:
-        assert sorted(each.name for each in self.folder.iterdir()) == ["outside", "run", "search", "twin"], what
+        assert sorted(each.name for each in self.folder.iterdir()) == ["outside", "run", "search", "timed", "twin"], (
+            what
+        )
         assert (self.folder / "outside").read_text() == "untouched", what
         assert _read(self.folder / "twin") == _read(self.kept / "twin"), what
 

@@ -55,7 +55,7 @@ def _run(record: RunRecord, status: RunStatus) -> dict[str, Any]:
         "total_steps": record.total_steps,
         "attempts": record.attempt,
         "num_restarts": record.num_restarts,
-        **{name: record.start[name] for name in _FROM_START if name in record.start},
+        **{name: _shown(record.start[name]) for name in _FROM_START if name in record.start},
         "samples_per_s": record.samples_per_s,
         "numbers": {name: values for name, curve in record.curves.items() if (values := _curve(curve)) is not None},
         "saves": vars(record.checkpoints),
@@ -66,6 +66,17 @@ def _run(record: RunRecord, status: RunStatus) -> dict[str, Any]:
         "findings": [finding._asdict() for finding in run_findings(record)],
         "digest": record.digest,
     }
+
+
+def _shown(value: Any) -> Any:
+    """Return a value of the start event as a run writes it: plain, or a mapping of plain values."""
+    if isinstance(value, dict):
+        return {name: element for name, element in value.items() if _is_plain(element)}
+    return value if _is_plain(value) else None
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def _curve(curve: Curve) -> dict[str, Any] | None:

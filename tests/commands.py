@@ -30,8 +30,8 @@ LOCKSTEP = [sys.executable, "-m", "lockstep"]
 TORCHRUN = [str(BIN / "torchrun"), "--rdzv-endpoint=127.0.0.1:0", "--rdzv-backend=c10d", "--local-addr=127.0.0.1"]
 
 
-# A killed agent leaves its shared memory here, where it is removed at the end of the session.
-_MEMORY = tempfile.TemporaryDirectory(prefix="lockstep-test-memory-")
+# A killed agent leaves its shared memory here; `conftest.py` removes it at the end of the session.
+MEMORY = Path(tempfile.mkdtemp(prefix="lockstep-test-memory-"))
 
 
 class Finished(NamedTuple):
@@ -58,7 +58,7 @@ def call(arguments: Sequence[str], cwd: Path, env: dict[str, str] | None = None)
     train here, which would leave a process group.
     """
     out, err = io.StringIO(), io.StringIO()
-    environment = clean_environment() | {"LOCKSTEP_MEMORY": _MEMORY.name} | (env or {})
+    environment = clean_environment() | {"LOCKSTEP_MEMORY": str(MEMORY)} | (env or {})
     handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     path, modules = list(sys.path), set(sys.modules)
     code = 0
@@ -91,7 +91,7 @@ def started(
     command: Sequence[str], cwd: Path, env: dict[str, str] | None = None, *, cold: bool = False
 ) -> Iterator["subprocess.Popen[str] | WarmProcess"]:
     """Start a command; whatever is left of it is killed at the end of the block."""
-    environment = clean_environment() | {"LOCKSTEP_MEMORY": _MEMORY.name} | (env or {})
+    environment = clean_environment() | {"LOCKSTEP_MEMORY": str(MEMORY)} | (env or {})
     process: subprocess.Popen[str] | WarmProcess
     if not cold and _can_be_warm(command) and has_usual_imports(environment):
         process = warm_python().start(command[1:], cwd, environment)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from lockstep.chaos.fault_plan import PlannedFault
 from lockstep.chaos.job_processes import MarkedProcesses
 from lockstep.config import environment
+from lockstep.supervision.agent_folder import FOLDER_PREFIX
 from lockstep.supervision.heartbeat import GENERATION_PHASES, STEP_PHASES, Heartbeat, HeartbeatPage, Phase
 from lockstep.supervision.process_title import CHILD_OF_RANK, FORK_SERVER
 
@@ -74,7 +75,7 @@ class LaunchedJob:
     def remove_shared_memory(self) -> None:
         """Remove what a killed launcher left, as the next one would; what its run keeps in memory is not removed."""
         for path in set(self._memory.iterdir()) - self._memory_before:
-            if path.is_dir() and all(entry.name == ".lock" or "rank-" in entry.name for entry in path.iterdir()):
+            if path.name.startswith(FOLDER_PREFIX):
                 shutil.rmtree(path)
 
     def find_target(self, fault: PlannedFault) -> FaultTarget | None:

@@ -62,7 +62,7 @@ class _OnImport(MetaPathFinder):
 
 
 def _replace_handler(module: ModuleType, place: Placement) -> None:
-    handlers: dict[str, Handler] = getattr(module, HANDLERS_TABLE, {})
+    handlers: dict[str, Handler] = module._rendezvous_handlers if hasattr(module, HANDLERS_TABLE) else {}
     if _SCHEME in handlers:
         handlers[_SCHEME] = _handler(place, handlers[_SCHEME])
 

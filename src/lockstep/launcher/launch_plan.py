@@ -17,12 +17,17 @@ from typing import Literal
 
 from lockstep.config import environment
 from lockstep.config.placement import DEFAULT_PORT, LOOPBACK, MachineNode
+from lockstep.config.plurals import count_noun
 from lockstep.errors import UserError
 from lockstep.launcher.rank_processes import RankProcesses
 from lockstep.supervision.process_title import describe_target, titled_agent
 from lockstep.terminal_text import print_line
 
 OnHang = Literal["restart", "stop", "report"]
+
+# Generous: the agent opens 28 with two ranks, and a rank about as many; data workers add theirs.
+_OPEN_FILES = 64
+_OPEN_FILES_PER_RANK = 8
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,7 @@ def start_agent(plan: LaunchPlan, target: Sequence[str]) -> int:
         )
     check_plan(plan)
     check_target(target)
+    _check_open_files(1 if plan.nproc == "auto" else plan.nproc)
     processes = RankProcesses(target, is_warm=plan.supervision.is_warm)
     try:
         processes.prepare()  # the fork server imports torch while we do
@@ -116,6 +122,19 @@ def _check_supervision(options: SupervisionOptions) -> None:
         raise UserError(f"--hang-limit {options.hang_limit_s:g}: expected a number of seconds above 0, or off")
     if options.hang_stop_s is not None and not 0 < options.hang_stop_s < math.inf:
         raise UserError(f"--hang-stop {options.hang_stop_s:g}: expected a number of seconds above 0, or off")
+
+
+def _check_open_files(nproc: int) -> None:
+    """Raise a `UserError` if so few files may be open at a time that the agent, or torch in the ranks, would fail."""
+    import resource  # does not exist on Windows
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = _OPEN_FILES + _OPEN_FILES_PER_RANK * nproc
+    if limit != resource.RLIM_INFINITY and limit < needed:
+        raise UserError(
+            f"at most {limit} files may be open at a time here, and {count_noun(nproc, 'process')} may need {needed}: "
+            "raise the limit with `ulimit -n`"
+        )
 
 
 def check_target(target: Sequence[str]) -> None:

@@ -18,11 +18,11 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRen
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
-from lockstep.config.placement import STORE_FILE_VARIABLE, STORE_PREFIX_VARIABLE, MachineNode, is_loopback
+from lockstep.config.placement import STORE_FILE_VARIABLE, STORE_PREFIX_VARIABLE, MachineNode
 from lockstep.config.plurals import number_noun
 from lockstep.errors import RendezvousError, WorldError
 from lockstep.launcher.elastic_adapter import replace_store_server
-from lockstep.launcher.tcp_store import connect_store, host_store, wait_for_keys
+from lockstep.launcher.tcp_store import connect_store, host_store, is_own_address, wait_for_keys
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore  # for its types
@@ -152,18 +152,18 @@ class FreshStoreRendezvous(RendezvousHandler):
 
 
 def c10d_rendezvous(num_machines: int, endpoint: str) -> RendezvousHandler:
-    """Torch's own c10d rendezvous. With an endpoint on loopback it listens there only, and not on every interface."""
+    """Torch's own c10d rendezvous; but an endpoint of this machine listens there only, not on every interface."""
     host, _, port = endpoint.rpartition(":")
-    is_local = is_loopback(host)
+    is_ours = is_own_address(host)
     parameters = RendezvousParameters(
         "c10d",
         endpoint,
         run_id="lockstep",
         min_nodes=num_machines,
         max_nodes=num_machines,
-        local_addr=host if is_local else None,
+        local_addr=host if is_ours else None,
     )
-    if not is_local:
+    if not is_ours:
         return get_rendezvous_handler(parameters)
     try:
         store = host_store(host, int(port), _MEETING_TIMEOUT)

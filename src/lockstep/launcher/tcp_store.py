@@ -126,6 +126,14 @@ def interface_towards(address: str) -> str | None:
     return None
 
 
+def is_own_address(address: str) -> bool:
+    """Does the address, or the name of a host, belong to an interface of this machine?"""
+    with suppress(OSError):
+        socket.create_server((address, 0), family=_family(address, 0)).close()
+        return True
+    return False
+
+
 def _address_of(interface: str, any_socket: socket.socket) -> str | None:
     import fcntl  # does not exist on Windows
 
@@ -150,5 +158,8 @@ def _listen(address: str, port: int) -> socket.socket:
 
 
 def _listen_at(address: str, port: int) -> socket.socket:
-    family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0] if address else socket.AF_INET
-    return socket.create_server((address, port), family=family, backlog=1024)
+    return socket.create_server((address, port), family=_family(address, port), backlog=1024)
+
+
+def _family(address: str, port: int) -> socket.AddressFamily:
+    return socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0] if address else socket.AF_INET

@@ -23,7 +23,7 @@ _SETTINGS = [
     _of_setting("text for a number", "optim.lr=fast", "optim.lr: expected a number greater than 0, got 'fast'$"),
     _of_setting("a value for a section", "optim=adam", "optim: expected a mapping with name, lr, .*, got 'adam'$"),
     _of_setting("negative epochs", "epochs=-1", "epochs: expected a whole number greater than 0, got -1$"),
-    _of_setting("negative workers", "workers=-2", "workers: expected a whole number of at least 0, got -2$"),
+    _of_setting("negative workers", "workers=-2", "workers: expected a whole number from 0 to 256, got -2$"),
     _of_setting("epochs and steps in overrides", "epochs=1 steps=5", "steps: give exactly one of epochs and steps$"),
     _of_setting(
         "an unknown schedule", "schedule.kind=cosin", r"schedule.kind: expected one of .* did you mean cosine\?$"

@@ -1,5 +1,6 @@
 """Impossible launches are refused before anything starts."""
 
+import resource
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -67,3 +68,10 @@ def test_several_processes_need_linux(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_several_processes_need_the_main_thread() -> None:
     with ThreadPoolExecutor(1) as pool, pytest.raises(UserError, match="from the main thread only"):
         pool.submit(start_agent, LaunchPlan(2), ["train.py"]).result()
+
+
+def test_a_limit_on_open_files_that_is_too_low_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With less, agents failed halfway, or waited for ranks that never came."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (72, 1024))
+    with pytest.raises(UserError, match=r"at most 72 files .* 2 processes may need 80: .*`ulimit -n`"):
+        start_agent(LaunchPlan(nproc=2), [__file__])

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from socket import AF_INET, gethostbyname
 
 import psutil
 import pytest
@@ -47,14 +48,20 @@ def listeners() -> set[tuple[str, int]]:
     return {tuple(each.laddr) for each in psutil.Process().net_connections() if each.status == psutil.CONN_LISTEN}
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_torchs_rendezvous_on_loopback_listens_there_only(host: str) -> None:
+def own_address() -> str:
+    """An address of this machine that is not loopback, if it has one."""
+    addresses = [each.address for found in psutil.net_if_addrs().values() for each in found if each.family == AF_INET]
+    return next((each for each in addresses if not each.startswith("127.")), "127.0.0.2")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", own_address()])
+def test_torchs_rendezvous_listens_at_its_endpoint_only(host: str) -> None:
     before = listeners()
     handler = c10d_rendezvous(1, f"{host}:{free_port()}")
     try:
         info = handler.next_rendezvous()
         assert info.bootstrap_store_info.master_addr == host
-        assert {address for address, _ in listeners() - before} == {"127.0.0.1"}
+        assert {address for address, _ in listeners() - before} == {gethostbyname(host)}
     finally:
         handler.shutdown()
 

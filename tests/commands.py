@@ -30,8 +30,8 @@ LOCKSTEP = [sys.executable, "-m", "lockstep"]
 TORCHRUN = [str(BIN / "torchrun"), "--rdzv-endpoint=127.0.0.1:0", "--rdzv-backend=c10d", "--local-addr=127.0.0.1"]
 
 
-# A killed agent leaves its shared memory here; `conftest.py` removes it at the end of the session.
-MEMORY = Path(tempfile.mkdtemp(prefix="lockstep-test-memory-"))
+# A killed agent leaves its shared memory here; `conftest.py` removes it. Its path is short, as sockets need it.
+MEMORY = Path(tempfile.mkdtemp(prefix="ls-"))
 
 
 class Finished(NamedTuple):

@@ -20,8 +20,8 @@ RAW = [
     '{"a":' * 500 + "1" + "}" * 500, '"\\ud800"', '"\\u001b[8m"', '{"step":1,"step":2}', '"\n"', "'x'", "", "-", "0x10",
 ]  # fmt: skip
 _MARK = "a mark for raw text"
-# Only the optimizer knows which entries its state must have: without one of these, its first step is what fails.
-_KNOWN_TO_TORCH = ("exp_avg", "exp_avg_sq")
+# Only the optimizer knows which entries its state must have, and of which kind: its first step is what fails otherwise.
+_KNOWN_TO_TORCH = {"exp_avg", "exp_avg_sq"}
 
 Place = tuple[Any, Any]  # a container, and a key or an index in it
 
@@ -118,7 +118,7 @@ def _change(content: Any, rng: random.Random) -> str:
     """Change something inside a JSON value; return what."""
     container, key = rng.choice(list(_places(content)))
     place = f"{key!r:.60}"
-    is_named = isinstance(container, dict) and key not in _KNOWN_TO_TORCH
+    is_named = isinstance(container, dict)
     if is_named and rng.random() < 0.25:
         del container[key]
         return f"without {place}"
@@ -148,5 +148,6 @@ def _places(value: Any) -> Iterator[Place]:
         list(value.items()) if isinstance(value, dict) else list(enumerate(value)) if isinstance(value, list) else []
     )
     for key, element in entries:
-        yield value, key
-        yield from _places(element)
+        if not (isinstance(element, dict) and _KNOWN_TO_TORCH & element.keys()):
+            yield value, key
+            yield from _places(element)

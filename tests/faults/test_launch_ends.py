@@ -388,6 +388,20 @@ def test_a_users_recipe_is_found_beside_its_config(tmp_path: Path) -> None:
     assert len(broken.err.splitlines()) == 1
 
 
+def test_the_traceback_of_a_users_recipe_begins_with_lockstep_s_trainer(tmp_path: Path) -> None:
+    """Without the frames of the command line and of its library, which would push the cause off the screen."""
+    (tmp_path / "mine.py").write_text(
+        "from lockstep.recipes.digits.recipe import DigitsRecipe\n"
+        "class Mine(DigitsRecipe):\n    def model(self, config): raise ValueError('planted')\nrecipe = Mine\n"
+    )
+    (tmp_path / "mine.yaml").write_text("base: digits\nrecipe: mine:recipe\n")
+    finished = run([*LOCKSTEP, "train", "mine.yaml", "-n", "2", "--max-restarts", "0"], tmp_path)
+    assert finished.code == 3
+    _, _, trace = finished.err.partition("Traceback (most recent call last):\n")
+    assert "recipes/registry.py" in trace.splitlines()[0], finished.err
+    assert "ValueError: planted" in trace
+
+
 @pytest.mark.slow
 def test_a_folder_with_the_name_of_a_recipe_does_not_hide_it(tmp_path: Path) -> None:
     (tmp_path / "digits").mkdir()

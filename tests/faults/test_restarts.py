@@ -246,6 +246,50 @@ def test_a_step_that_outlasts_the_grace_period_is_cut_short(tmp_path: Path) -> N
         assert "not all ranks ended within 1 s (--grace): killing them" in err
 
 
+# Rank 1 has said that it is there, but does not connect; rank 0 waits for it in torch, where Python handles no signal.
+JOINING = """
+import pathlib, time
+from datetime import timedelta
+import lockstep
+from lockstep.config import environment
+from lockstep.launcher.job_store import meet_other_ranks
+place = environment.read_placement()
+if place.rank == 1:
+    meet_other_ranks(place, timedelta(seconds=60))
+    time.sleep(1)
+    pathlib.Path("waiting").touch()
+    time.sleep(600)
+lockstep.setup_distributed(device="cpu")
+"""
+
+
+def test_a_rank_that_joins_a_job_which_another_has_left_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "join.py").write_text(JOINING)
+    with started([*LOCKSTEP, "run", "-n", "2", "--grace", "600", "join.py"], tmp_path) as agent:
+        wait_for((tmp_path / "waiting").exists, 30, "rank 0 waits")
+        agent.send_signal(signal.SIGINT)
+        _, err = agent.communicate(timeout=30)
+        assert agent.returncode == 128 + signal.SIGINT, err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [None, 2], ids=["alone", "two processes"])
+def test_a_stop_request_at_any_moment_of_the_start_is_obeyed(tmp_path: Path, processes: int | None) -> None:
+    """Also during imports, where exceptions get lost and torch's C++ code ends the process."""
+    command = [*LOCKSTEP, "train", "digits", "epochs=1000", *([] if processes is None else ["-n", str(processes)])]
+    moments = [(0.4 * number, number % 3) for number in range(1, 9)]
+    for moment_s, kind in moments:
+        stop = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)[kind]
+        with started([*command, "--run", f"{moment_s}"], tmp_path, cold=True) as process:
+            time.sleep(moment_s)
+            process.send_signal(stop)
+            _, err = process.communicate(timeout=40)
+        where = f"{stop.name} after {moment_s} s: {process.returncode}\n{err}"
+        assert process.returncode in (75, 128 + stop), where
+        assert "Traceback" not in err, where
+        assert (process.returncode == 75) == any((tmp_path / f"{moment_s}" / "checkpoints").glob("step-*")), where
+
+
 def test_a_killed_fork_server_takes_its_ranks_along_and_is_replaced(tmp_path: Path, undisturbed: str) -> None:
     with started(train(tmp_path, 2, "--max-restarts", "1", pause_s=0.05), tmp_path, cold=True) as agent:
         wait_for(lambda: step_of(tmp_path) >= 6, 30, "a few steps")
@@ -266,6 +310,15 @@ def test_a_killed_data_worker_is_named_with_its_sample(tmp_path: Path) -> None:
     assert re.search(
         r"the cause: RuntimeError: DataLoader worker \(pid.*data worker [01], reading sample 23\)", finished.err
     ), finished.err
+
+
+def test_a_killed_rank_with_data_workers_leaves_no_temporary_files(tmp_path: Path) -> None:
+    temporary = tmp_path / "t"
+    temporary.mkdir()
+    command = train(tmp_path, 2, "--max-restarts", "1", workers=1, rank=1, step=7, act="kill", attempts=[0])
+    finished = run(command, tmp_path, {"TMPDIR": str(temporary)})
+    assert finished.code == 0, finished.err
+    assert list(temporary.iterdir()) == []
 
 
 @contextmanager

@@ -43,10 +43,6 @@ def _check_optimizer(part: str, value: Mapping[str, Any]) -> None:
     _require(isinstance(kind, str) and isinstance(value.get("besides"), dict), f"does not say what {part} is")
     is_by_parameter = isinstance(state, dict) and all(isinstance(each, dict) for each in state.values())
     _require(is_by_parameter, f"has no state by parameter in {part}")
-    kinds: dict[str, type] = {}  # an optimizer keeps the same kinds of values for all parameters
-    for name, entry in (pair for each in state.values() for pair in each.items() if pair[1] is not None):
-        is_alike = kinds.setdefault(name, type(entry)) is type(entry) and not isinstance(entry, str)
-        _require(is_alike, f"has different kinds of state for the parameters in {part}")
     _require(isinstance(groups, list) and all(map(_is_named, groups)), f"has no groups in {part}")
     for group in groups:
         owners = group.get("params")

@@ -25,6 +25,7 @@ from lockstep.events.run_folder import RunFolder
 
 _RUN_ID = re.compile(r"[0-9a-f]{16,64}")
 _MAX_AGE_S = 24 * 3600.0  # older folders are removed
+_GRACE_FOR_NEW_S = 60.0
 _MAX_PATH_BYTES = 4096
 _LOCK_TIMEOUT_S = 1.0  # another run that looks for abandoned folders holds the lock for a moment
 _LOCK_POLL_S = 0.02
@@ -114,11 +115,12 @@ def _own_folders(memory: Path) -> Iterator[Path]:
 
 
 def _is_abandoned(path: Path) -> bool:
-    if time.time() - path.stat().st_mtime > _MAX_AGE_S:
+    age_s = time.time() - path.stat().st_mtime
+    if age_s > _MAX_AGE_S:
         return True
     run_folder = _run_folder(path)
-    if run_folder is None:  # it is just being created
-        return False
+    if run_folder is None:  # it is just being created, or its process was killed meanwhile
+        return age_s > _GRACE_FOR_NEW_S
     try:
         return path.name != _prefix() + str(RunFolder(run_folder).read_run_json()["run_id"])
     except FileNotFoundError:

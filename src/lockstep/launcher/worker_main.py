@@ -9,6 +9,7 @@ import lockstep.
 import atexit
 import faulthandler
 import json
+import multiprocessing
 import os
 import runpy
 import signal
@@ -28,7 +29,7 @@ from lockstep.launcher.exit_callbacks import closing_at_exit
 from lockstep.launcher.join_reminder import remind_to_join
 from lockstep.launcher.nested_jobs import error_of_child, recognize_nested_jobs
 from lockstep.supervision import heartbeat
-from lockstep.supervision.agent_folder import RankFiles
+from lockstep.supervision.agent_folder import RankFiles, make_socket_folder
 from lockstep.supervision.flight_recorder import start_listener, write_collectives
 from lockstep.supervision.io_recorder import OutputRecord, record_output
 from lockstep.supervision.output_streams import keep_failing_streams
@@ -50,6 +51,7 @@ _GLOO_ERRORS = (
     "Wait timeout",  # of a store that is a file
     "Timeout waiting for key",
 )
+_PACKAGE = Path(__file__).parents[1]
 # The parts of lockstep that run a user's script; their frames are omitted from tracebacks.
 _RUNS_SCRIPTS = frozenset(
     "cli launcher command_line batch bench chaos ckpt doctor init plan report submit verify watch".split()  # noqa: SIM905
@@ -104,12 +106,17 @@ def main(arguments: list[str]) -> NoReturn:
 
 
 def _begin_supervision(files: RankFiles) -> None:
-    """Begin the heartbeat, and answer the agent's requests for stacks and collectives."""
+    """Begin the heartbeat, and answer the agent's requests for stacks and collectives.
+
+    Python has no public name for the folder in which `multiprocessing` keeps its sockets: see `_exit`.
+    """
     heartbeat.begin(files.heartbeat)
     if "torch" in sys.modules:  # in a warm rank, count the steps of scripts that never import lockstep too
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         register_optimizer_step_post_hook(lambda *_: heartbeat.count_optimizer_step())
+    if (sockets := make_socket_folder(files)) is not None:
+        multiprocessing.current_process()._config["tempdir"] = str(sockets)  # type: ignore[attr-defined]
     heartbeat.enter(heartbeat.Phase.SCRIPT)
     if STACKS_SIGNAL is not None:
         # Kept open for the life of the process: the signal handler that dumps the stacks cannot open files.
@@ -204,8 +211,8 @@ def _runs_script(frame: FrameType) -> bool:
     package, _, module = str(frame.f_globals.get("__name__", "")).partition(".")
     if frame.f_code.co_filename in (runpy.__file__, "<frozen runpy>") or package == "typer":
         return True
-    if package == "__main__":  # this module or the fork server; but the script has that name too
-        return Path(frame.f_code.co_filename).parent == Path(__file__).parent
+    if package == "__main__":  # one of lockstep's programs; but the script has that name too
+        return Path(frame.f_code.co_filename).is_relative_to(_PACKAGE)
     return package == "lockstep" and module.partition(".")[0] in _RUNS_SCRIPTS
 
 

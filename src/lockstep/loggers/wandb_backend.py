@@ -20,6 +20,7 @@ from lockstep.errors import UserError
 from lockstep.events.event_log import Event
 from lockstep.events.run_folder import RunFolder
 from lockstep.loggers.logger_sink import LoggedValues, event_fields
+from lockstep.supervision.agent_folder import RankFiles
 
 _SERVICE_VARIABLE = "WANDB_SERVICE"  # W&B sets it while a service runs
 _MARGIN_S = 5.0  # for the service to exit, in addition to the time it has for uploading
@@ -138,7 +139,9 @@ class WandbService:
         self._is_ours = environment.variable(_SERVICE_VARIABLE) is None
         self._hooks = (sys.exit, sys.excepthook)
         # For the service's sockets, which it does not always remove. The kernel limits the length of their path.
-        self._folder = tempfile.mkdtemp(prefix="wb-") if self._is_ours else None
+        files = RankFiles.own()
+        room = files.sockets if files is not None and files.sockets.is_dir() else None
+        self._folder = tempfile.mkdtemp(prefix="wb-", dir=room) if self._is_ours else None
 
     @property
     def variables(self) -> dict[str, str]:

@@ -17,6 +17,7 @@ FOLDER_PREFIX = "lockstep-agent-"
 
 _LOCK = ".lock"
 _MIN_FREE_BYTES = 16 * 2**20  # for reports and stacks; heartbeat pages take a few kilobytes
+_MAX_SOCKET_FOLDER_BYTES = 56  # of the 107 that a socket's path may have; W&B's need the most of the rest
 _GRACE_FOR_NEW_S = 60.0  # a folder this young may belong to an agent that has not locked it yet
 
 
@@ -68,8 +69,21 @@ class RankFiles:
         """The path of the run folder that the rank opened, if any."""
         return self._path("run")
 
+    @property
+    def sockets(self) -> Path:
+        """A folder for the sockets of data workers and loggers, which nobody removes if the rank is killed."""
+        return self._path("sock")
+
     def _path(self, suffix: str) -> Path:
         return self.folder / f"rank-{self.rank}.{suffix}"
+
+
+def make_socket_folder(files: RankFiles) -> Path | None:
+    """Create the rank's folder for sockets; return None if its path is too long for sockets in it."""
+    if len(os.fsencode(files.sockets)) > _MAX_SOCKET_FOLDER_BYTES:
+        return None
+    files.sockets.mkdir(mode=0o700)
+    return files.sockets
 
 
 @contextmanager
@@ -98,7 +112,9 @@ def agent_folder() -> Iterator[Path]:
 def clear_rank_files(folder: Path) -> None:
     """Remove the files that the ranks of an earlier attempt wrote."""
     for path in folder.iterdir():
-        if path.name != _LOCK:
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != _LOCK:
             path.unlink()
 
 

@@ -111,6 +111,13 @@ def test_abandoned_folders_are_removed(memory: Path, tmp_path: Path) -> None:
     assert path.is_dir(), "it is our own"
     sweep_memory_folders(memory, OWN)
     assert not path.exists(), "it is too old"
+    path.mkdir(mode=0o700)
+    sweep_memory_folders(memory, OWN)
+    assert path.is_dir(), "its run may just be creating it"
+    minutes_ago = time.time() - 120
+    os.utime(path, (minutes_ago, minutes_ago))
+    sweep_memory_folders(memory, OWN)
+    assert not path.exists(), "its run was killed while it created it"
     assert list(memory.iterdir()) == [stranger]
 
 

@@ -55,7 +55,6 @@ def without(*place: str) -> Change:
 
 
 POSITION, LEDGER, OPTIMIZER = ("facts", "position"), ("facts", "ledger"), ("forms", "optimizer")
-MOMENTS = (*OPTIMIZER, "state", "model/weight", "exp_avg")
 
 DAMAGES: dict[str, tuple[Change, str]] = {
     "no position": (without(*POSITION), "has no position"),
@@ -79,7 +78,6 @@ DAMAGES: dict[str, tuple[Change, str]] = {
     "a group of nothing": (setting(*OPTIMIZER, "groups", 0, "params", to=None), "lacks the state of parameters"),
     "a group of strangers": (setting(*OPTIMIZER, "groups", 0, "params", to=["x"]), "lacks the state of parameters"),
     "no state": (setting(*OPTIMIZER, "state", to=[]), "has no state by parameter"),
-    "state that is text": (setting(*MOMENTS, to="x"), "has different kinds of state"),
 }
 
 

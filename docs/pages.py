@@ -20,6 +20,7 @@ def _pages_by_file() -> dict[Path, Path]:
         ROOT / "README.md": FRONT,
         ROOT / "CHANGELOG.md": DOCS / "changelog.md",
         ROOT / "CONTRIBUTING.md": DOCS / "contributing.md",
+        ROOT / "SECURITY.md": DOCS / "security.md",
         ROOT / "bench" / "RESULTS.md": DOCS / "measurements.md",
         DOCS / "search.md": DOCS / "evolution.md",  # search.html is Sphinx's full-text search
     }

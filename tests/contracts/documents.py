@@ -17,7 +17,7 @@ _GENERATED = runpy.run_path(str(ROOT / "docs" / "pages.py"))["GENERATED"]  # the
 GUIDE = sorted({path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts} - _GENERATED)
 DOCUMENTS = [
     *GUIDE,
-    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")),
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
     ROOT / "bench" / "RESULTS.md",
     *sorted(ROOT.glob("src/lockstep/recipes/*/README.md")),
 ]

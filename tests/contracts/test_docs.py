@@ -199,7 +199,7 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_
     for name in ("docs", "src", "examples", "bench"):
         ignored = shutil.ignore_patterns("_build", "__pycache__", "evolution.md", "measurements.md")
         shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
-    for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md"):
+    for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"):
         shutil.copy(ROOT / name, tmp_path)
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "--quiet", "-b", "html", "docs", "site"]
     built = subprocess.run(

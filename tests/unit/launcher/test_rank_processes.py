@@ -89,7 +89,7 @@ def test_an_interrupted_start_leaves_no_ranks_behind(processes: RankProcesses, m
 def test_a_fork_server_whose_agent_is_gone_imports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent was killed while the server's interpreter was still starting."""
     (tmp_path / "torch.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     ours, theirs = socket.socketpair()
     ours.close()
     server = start_fork_server(theirs.fileno(), ["warm", "train.py"])

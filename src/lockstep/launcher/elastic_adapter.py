@@ -231,8 +231,8 @@ def quiet_elastic_log() -> Iterator[None]:
 class AgentStopSignals:
     """The stop signals of an agent: the first one raises torch's `SignalException`, which its agent expects.
 
-    Not inside `held`, but right after it: our own code is not made to be left anywhere. Nor during an import, which is
-    never a long one here: then it raises at the next `held`. [Note: held signals]
+    Not inside `held`, but right after it: our own code must not be left in the middle. A signal during an import raises
+    at the end of the next `held`. [Note: held signals]
     """
 
     def __init__(self) -> None:

@@ -54,8 +54,9 @@ def remove_stop_handlers(interrupt: Callable[..., object] | signal.Handlers = si
 
     A signal that is still held is forgotten. `interrupt` handles SIGINT.
     """
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    _request.number = None
+    if _request.number is not None:  # else the timer, if there is one, is somebody else's
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        _request.number = None
     for number in STOP_SIGNALS:
         if signal.getsignal(number) is _on_stop_signal:
             signal.signal(number, interrupt if number == signal.SIGINT else signal.SIG_DFL)

@@ -9,9 +9,9 @@ import re
 import sys
 from typing import TextIO
 
-# Control characters except the newline and the tab, marks that reverse the order of the text after them, and halves of
-# surrogate pairs, which no stream can encode.
-_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+# Control characters except the tab and the ends of lines, also those of Windows; marks that reverse the order of the
+# text after them; and halves of surrogate pairs, which no stream can encode.
+_UNSAFE = re.compile("\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def escape_controls(text: object) -> str:

@@ -25,7 +25,7 @@ PRINTS_AS_IT_IS = {"submit/submit_command.py": 1, "plan/plan_command.py": 1, "la
 def test_control_characters_are_shown_and_the_rest_stays() -> None:
     assert escape_controls(HOSTILE) == SHOWN
     assert escape_controls(SHOWN) == SHOWN
-    usual = "two\nlines\tand → ×2 é 日本 🙂 \\x1b"
+    usual = "two\nlines\tand → ×2 é 日本 🙂 👩‍🔬 שלום می‌خواهم \\x1b, lines\r\nof Windows\r\n"
     assert escape_controls(usual) == usual
 
 

@@ -158,7 +158,18 @@ def _listen(address: str, port: int) -> socket.socket:
 
 
 def _listen_at(address: str, port: int) -> socket.socket:
+    if _is_own_name_on_loopback(address):
+        address = ""
     return socket.create_server((address, port), family=_family(address, port), backlog=1024)
+
+
+def _is_own_name_on_loopback(address: str) -> bool:
+    """Does this machine know its own name as a loopback address, as on Debian? Others find it at another address."""
+    return (
+        address in (socket.gethostname(), socket.getfqdn())
+        and not is_loopback(address)
+        and all(is_loopback(str(found[0])) for *_, found in socket.getaddrinfo(address, None))
+    )
 
 
 def _family(address: str, port: int) -> socket.AddressFamily:

@@ -3,14 +3,16 @@
 from collections.abc import Sequence
 from typing import Any
 
+from lockstep.terminal_text import escape_controls
+
 _MAX_CHARS = 300
 
 
 def one_line(value: Any, max_chars: int = _MAX_CHARS) -> str:
-    """Return an untrusted value as one line of bounded length without control characters."""
+    """Return an untrusted value as one line of bounded length, with its control characters escaped."""
     text = str(value) if isinstance(value, str | int | float) else type(value).__name__
     cut = text[:max_chars] + "…" * (len(text) > max_chars)
-    return "".join(character if character.isprintable() else "�" for character in " ".join(cut.split()))
+    return escape_controls(" ".join(cut.split()))
 
 
 def several_lines(text: str, max_chars: int, max_lines: int) -> list[str]:

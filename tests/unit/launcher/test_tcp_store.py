@@ -1,5 +1,8 @@
 """The interface that a job's processes use, and host names that resolve late. More: recipes/test_two_machines.py."""
 
+import socket
+from typing import Any
+
 import pytest
 
 from lockstep.config.environment import interface_variables
@@ -25,6 +28,25 @@ def test_between_machines_only_gloo_needs_an_interface() -> None:
     assert interface_variables("eth0", one_machine=False) == {"GLOO_SOCKET_IFNAME": "eth0"}
     assert interface_variables("lo", one_machine=True) == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     assert interface_variables(None, one_machine=False) == {}
+
+
+def test_a_store_at_the_machines_own_name_is_reached_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Debian's /etc/hosts gives it 127.0.1.1, at which no other machine finds the store."""
+    known = {"mine": "127.0.1.1"}
+    monkeypatch.setattr(socket, "gethostname", lambda: "mine")
+    monkeypatch.setattr(socket, "getfqdn", lambda: "mine.example")
+    look_up = socket.getaddrinfo
+
+    def look_up_here(host: str, *rest: Any, **more: Any) -> Any:
+        return look_up(known.get(host, host), *rest, **more)
+
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda host, *rest, **more: look_up(known.get(host, host), *rest, **more)
+    )
+    listening = {"mine": "0.0.0.0", "localhost": "127.0.0.1", "127.0.0.1": "127.0.0.1"}
+    for address, expected in listening.items():
+        with tcp_store._listen(address, 0) as listener:
+            assert listener.getsockname()[0] == expected
 
 
 def test_the_users_choice_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,9 @@ def test_quantities(shown: str, expected: str) -> None:
 
 
 def test_untrusted_text_is_one_printable_line() -> None:
-    assert one_line("a\x1b[2J\n b") == "a�[2J b"
+    assert one_line("a\x1b[2J\n b") == "a\\x1b[2J b"
+    joined = "👩‍🔬 می‌خواهم"  # with the joiners that these need
+    assert one_line(joined) == joined
     assert one_line("x" * 10, 4) == "xxxx…"
     assert one_line([1, 2]) == "list"
     assert several_lines("a\nb\nc", 100, 2) == ["a", "b", "…"]

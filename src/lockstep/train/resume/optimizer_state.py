@@ -71,12 +71,14 @@ def load_optimizer(
         return
     here = strategy.optimizer_here(optimizer)
     first = optimizer.param_groups[0]
+    # An optimizer of the script's own, or a scheduler, may keep anything in the groups, such as a list that grows.
+    own_settings = optimizer.defaults.keys() if type(optimizer).__module__.startswith("torch.optim.") else ()
     for key, part in value["besides"].items():
         here.state[key] = _placed(key, part, first["params"][0], first)
     for group, saved in zip(optimizer.param_groups, value["groups"], strict=True):
         settings = {} if keep_settings else {key: setting for key, setting in saved.items() if key != "params"}
         for key, setting in settings.items():
-            if key in group and not _is_alike(group[key], setting):
+            if key in own_settings and key in group and not _is_alike(group[key], setting):
                 ours, saved_as = repr(group[key])[:40], repr(setting)[:40]
                 raise UserError(f"{name} was saved with {key}={saved_as}: expected a value like {ours}")
             if isinstance(group.get(key), Tensor):

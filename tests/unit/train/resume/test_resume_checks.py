@@ -19,17 +19,22 @@ from tests.classification import DATA, loss
 from tests.forged import forge_manifest
 
 Change = Callable[[dict[str, Any]], object]
+OptimizerFactory = Callable[[Any], torch.optim.Optimizer]
 
 
-def train(folder: Path, stop_after: int | None = None) -> None:
+def adam(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(params, lr=0.1)
+
+
+def train(folder: Path, stop_after: int | None = None, optimizer: OptimizerFactory = adam) -> None:
     run = Run(folder, World(), sinks=[])
     run.stop_after = stop_after
     try:
         model = run.prepare(nn.Linear(4, 3))
-        optimizer = run.optimizer(model, lambda params: torch.optim.Adam(params, lr=0.1))
+        prepared = run.optimizer(model, optimizer)
         for step in run.steps(run.loader(DATA, 16), epochs=2):
             step.accumulate(loss, model)
-            step.update(optimizer)
+            step.update(prepared)
             if step.every(2):
                 run.save()
     finally:
@@ -124,6 +129,33 @@ def test_a_setting_of_another_kind_is_refused_in_one_line(tmp_path: Path, key: s
     forge_manifest(tmp_path / "run/checkpoints/step-2", setting(*OPTIMIZER, "groups", 0, key, to=value))
     with pytest.raises(UserError, match=f"optimizer was saved with {key}=.*: expected a value like"):
         train(tmp_path / "run")
+
+
+class OptimizerWithHistory(torch.optim.SGD):
+    """Keeps settings in its groups that change in kind and length, and state of every kind."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, lr=0.1)
+        self.param_groups[0] |= {"losses": [], "seen": (), "mode": "train", "is_warm": 0}
+
+    def step(self, closure: Any = None) -> Any:
+        result = super().step(closure)
+        group = self.param_groups[0]
+        group["losses"].append(1.0)
+        group |= {"seen": (*group["seen"], 1), "mode": None, "is_warm": True}
+        for parameter in group["params"]:
+            self.state[parameter] |= {"name": "w", "none": None, "past": [torch.ones(2), None], "by": {3: {"x": 1}}}
+        return result
+
+
+def test_an_optimizer_of_the_scripts_own_may_keep_anything(tmp_path: Path) -> None:
+    with pytest.raises(Stopped):
+        train(tmp_path / "run", stop_after=4, optimizer=OptimizerWithHistory)
+    train(tmp_path / "run", optimizer=OptimizerWithHistory)
+    events = list(read_jsonl(tmp_path / "run" / "events.jsonl"))
+    assert [event["step"] for event in events if event["kind"] == "start"] == [0, 4]
+    (group,) = CheckpointStore(tmp_path / "run" / "checkpoints").load(8).values["optimizer"]["groups"]
+    assert (group["losses"], group["mode"]) == ([1.0] * 8, None)
 
 
 def test_an_attempt_of_thousands_of_digits_is_ignored(tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ from lockstep.train.optim.mixed_precision import LossScaler
 from lockstep.train.resume.optimizer_state import load_optimizer, optimizer_value, whole_state
 from lockstep.train.strategies.parallel_strategy import ParallelStrategy
 from lockstep.world.dtensor import distribute_like, dtensor_to_save, full_tensor
+from lockstep.world.process_memory import is_out_of_memory
 from lockstep.world.serialization import split_values
 
 logger = logging.getLogger("lockstep")
@@ -359,6 +360,8 @@ def _naming_misfits(name: str) -> Iterator[None]:
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
         raise _misfit(name, " ".join(f"{type(error).__name__}: {error}".split())) from error
 
 

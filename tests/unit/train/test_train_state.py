@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from lockstep.errors import UserError
+from lockstep.train import train_state
 from lockstep.train.run import Run
 from lockstep.world.world import World
 
@@ -67,6 +68,16 @@ def test_another_model_is_refused_in_one_line(make_model: Callable[[], nn.Module
     assert refusal(prepared(), prepared(make_model())) == (
         f"the checkpoint does not fit model: {problem}: build the same model, or choose another folder"
     )
+
+
+def test_running_out_of_memory_is_no_misfit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    saved, run = prepared().state_dict(), prepared()
+    monkeypatch.setattr(train_state, "load_optimizer", load)
+    with pytest.raises(torch.OutOfMemoryError):
+        run.load_state_dict(saved)
 
 
 def test_a_long_list_of_names_is_cut() -> None:

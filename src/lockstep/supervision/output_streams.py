@@ -10,12 +10,13 @@ import os
 import select
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 _NAMES = {1: "standard output", 2: "standard error"}
+_NEVER_FAIL = ("replace", "ignore", "xmlcharrefreplace", "namereplace")  # what to do about other characters
 _READER_IS_GONE = (errno.EPIPE, errno.EIO)  # `… | head` has read enough; the terminal has been closed
 
 
@@ -37,14 +38,13 @@ def open_missing_streams() -> None:
 def keep_failing_streams() -> None:
     """From now on, let no write to standard output or error fail. Streams that the script has replaced are left alone.
 
-    Characters that a stream's encoding lacks are written as escapes.
+    Characters that a stream's encoding lacks are written as escapes, unless the stream handles them in its own way.
     """
     open_missing_streams()
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
         stream = getattr(sys, name)
-        if _writes_plainly_to(stream, descriptor):
-            stream.flush()
-            setattr(sys, name, _steady_stream(stream, descriptor))
+        if _is_original(stream, descriptor):
+            _make_steady(stream, descriptor)
 
 
 class _SteadyFile(io.FileIO):
@@ -72,31 +72,36 @@ class _SteadyFile(io.FileIO):
             return
         self._has_failed = True
         descriptor = self.fileno()
-        other = sys.stderr if descriptor == 1 else sys.stdout
-        with suppress(OSError, ValueError, RuntimeError):  # it may be in the middle of a write, or not ours
-            other.write(f"lockstep: {_NAMES[descriptor]}: lines are being lost: {error.strerror}\n")
-            other.flush()
+        message = f"lockstep: {_NAMES[descriptor]}: lines are being lost: {error.strerror}\n"
+        # Not through the other stream: a thread that holds its lock may be waiting for ours, to report the same.
+        with suppress(OSError):
+            os.write(3 - descriptor, message.encode())
 
 
-def _writes_plainly_to(stream: object, descriptor: int) -> bool:
-    """Is this Python's own stream for the descriptor, and not yet ours?"""
-    if type(stream) is not io.TextIOWrapper or stream.closed:
+def _is_original(stream: object, descriptor: int) -> bool:
+    """Is this the stream that Python has made for the descriptor, and not yet steady?"""
+    if type(stream) is not io.TextIOWrapper:
         return False
-    raw = getattr(stream.buffer, "raw", stream.buffer)  # unbuffered (`python -u`), the buffer is the file itself
-    return type(raw) is io.FileIO and raw.fileno() == descriptor
+    try:
+        raw = getattr(stream.buffer, "raw", stream.buffer)  # unbuffered (`python -u`), the buffer is the file itself
+        # One that closes its descriptor is the script's, as of `os.fdopen(1, "w")`.
+        return type(raw) is io.FileIO and raw.fileno() == descriptor and not raw.closefd
+    except ValueError:  # the script has closed or detached it
+        return False
 
 
-def _steady_stream(stream: io.TextIOWrapper, descriptor: int) -> io.TextIOWrapper:
-    """Return a stream that is like this one, but never fails."""
+def _make_steady(stream: io.TextIOWrapper, descriptor: int) -> None:
+    """Let no write to this stream fail. It stays the same object, which loggers and `sys.__stdout__` hold too."""
     raw = _SteadyFile(descriptor, "w", closefd=False)
     raw.name = stream.name
-    steady: Any = io.TextIOWrapper(
+    with suppress(OSError):  # what was printed before may not be written either
+        stream.flush()
+    io.TextIOWrapper.__init__(
+        stream,
         raw if stream.write_through else io.BufferedWriter(raw),
         encoding=stream.encoding,
-        errors="backslashreplace",
+        errors=stream.errors if stream.errors in _NEVER_FAIL else "backslashreplace",
         newline="\n",
         line_buffering=stream.line_buffering,
         write_through=stream.write_through,
     )
-    steady.mode = "w"  # as Python's own
-    return steady  # type: ignore[no-any-return]

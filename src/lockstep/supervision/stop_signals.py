@@ -37,6 +37,7 @@ class _Request:
     """The first stop signal that the handlers of `install_stop_handlers` have received."""
 
     number: int | None = None
+    is_held = False  # by our timer, which looks at it again
 
 
 _request = _Request()
@@ -54,9 +55,8 @@ def remove_stop_handlers(interrupt: Callable[..., object] | signal.Handlers = si
 
     A signal that is still held is forgotten. `interrupt` handles SIGINT.
     """
-    if _request.number is not None:  # else the timer, if there is one, is somebody else's
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        _request.number = None
+    _stop_looking_again()
+    _request.number = None
     for number in STOP_SIGNALS:
         if signal.getsignal(number) is _on_stop_signal:
             signal.signal(number, interrupt if number == signal.SIGINT else signal.SIG_DFL)
@@ -65,7 +65,7 @@ def remove_stop_handlers(interrupt: Callable[..., object] | signal.Handlers = si
 def obey_stop_request() -> None:
     """Raise `StopRequested` for a stop signal that is still held, or whose exception got lost. [Note: held signals]"""
     if _request.number is not None:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        _stop_looking_again()
         raise StopRequested(_request.number)
 
 
@@ -132,8 +132,17 @@ def _on_stop_signal(number: int, frame: FrameType | None) -> None:
 
 
 def _obey_after_imports(_: int, frame: FrameType | None) -> None:
-    if is_importing(frame):
+    if not is_importing(frame):
+        obey_stop_request()
+    elif hasattr(signal, "setitimer"):  # elsewhere than on Windows, where the request waits for the first step
+        _request.is_held = True
         signal.signal(signal.SIGALRM, _obey_after_imports)
         signal.setitimer(signal.ITIMER_REAL, _LOOK_AGAIN_AFTER_S)
-    else:
-        obey_stop_request()
+
+
+def _stop_looking_again() -> None:
+    """End our own timer, but none of a script or of whoever started this process (`alarm 60; exec …`)."""
+    if _request.is_held:
+        _request.is_held = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 PREPARE = "import os, sys; from lockstep.supervision.output_streams import keep_failing_streams as keep; keep(); "
+BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 
 
 def python(code: str, *options: str, **streams: object) -> "subprocess.Popen[bytes]":
@@ -77,3 +78,65 @@ def test_a_second_call_changes_nothing_and_buffering_stays() -> None:
         "assert sys.stdout.line_buffering is False; first = sys.stdout; keep(); assert sys.stdout is first"
     )
     assert result_of(process) == (0, b"", b"")
+
+
+def test_what_was_printed_before_to_a_full_disk_ends_nothing_either() -> None:
+    with Path("/dev/full").open("w") as full:
+        code = "print(1); " + PREPARE + "sys.exit(7)"
+        assert subprocess.run([sys.executable, "-c", code], stdout=full, env=BUFFERED, timeout=30).returncode == 7
+
+
+def test_holders_of_the_stream_write_to_it_too() -> None:
+    """A logger that was made before and `sys.__stdout__`: their lines keep their order, and end nothing."""
+    code = (
+        "import logging, sys; logging.basicConfig(stream=sys.stdout, format='%(message)s'); print(1); "
+        + PREPARE
+        + "print(2); logging.warning(3); print(4, file=sys.__stdout__, flush=True); sys.exit(7)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=BUFFERED)
+    assert result_of(process)[:2] == (7, b"1\n2\n3\n4\n")
+    with Path("/dev/full").open("w") as full:
+        assert subprocess.run([sys.executable, "-c", code], stdout=full, env=BUFFERED, timeout=30).returncode == 7
+
+
+@pytest.mark.parametrize(
+    "replace",
+    [
+        "sys.stdout = os.fdopen(1, 'w', 1)",
+        "import io; sys.stdout = io.TextIOWrapper(sys.stdout.buffer, encoding='utf-8')",
+        "import codecs; sys.stdout = codecs.getwriter('utf-8')(sys.stdout.detach())",
+    ],
+)
+def test_a_script_s_own_stream_for_standard_output_stays_open(replace: str) -> None:
+    code = f"import os, sys; before = sys.stdout; {replace}; {PREPARE} print('→'); sys.stdout.flush(); os.fstat(1); "
+    usable = "'detach' in sys.argv[1] or print(2, file=before, flush=True)"
+    process = subprocess.Popen([sys.executable, "-c", code + usable, replace], stdout=subprocess.PIPE)
+    expected = "→\n" if "detach" in replace else "→\n2\n"
+    assert result_of(process)[:2] == (0, expected.encode())
+
+
+def test_a_detached_stream_is_left_alone() -> None:
+    code = "import sys; mine = sys.stdout.detach(); " + PREPARE + "mine.write(b'1'); mine.flush(); sys.stdout = None"
+    assert result_of(subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE))[:2] == (0, b"1")
+
+
+def test_a_stream_s_own_way_with_other_characters_stays() -> None:
+    process = python("print('→')", env=os.environ | {"PYTHONIOENCODING": "ascii:replace"})
+    assert result_of(process) == (0, b"?\n", b"")
+
+
+def test_two_threads_whose_streams_fail_at_once_do_not_wait_for_each_other() -> None:
+    code = """
+import threading
+from lockstep.supervision import output_streams
+both_hold_a_lock, report = threading.Barrier(2), output_streams._SteadyFile._report
+output_streams._SteadyFile._report = lambda *given: (both_hold_a_lock.wait(), report(*given))
+threads = [threading.Thread(target=print, args=(1,), kwargs={"file": stream, "flush": True}, daemon=True)
+           for stream in (sys.stdout, sys.stderr)]
+for thread in threads: thread.start()
+for thread in threads: thread.join(5)
+os._exit(7 if not any(thread.is_alive() for thread in threads) else 1)
+"""
+    with Path("/dev/full").open("w") as full:
+        process = subprocess.Popen([sys.executable, "-c", PREPARE + code], stdout=full, stderr=full, env=BUFFERED)
+        assert process.wait(30) == 7

@@ -114,3 +114,25 @@ def test_a_forgotten_request_is_not_obeyed() -> None:
     with stop_after_step(lambda: None):
         pass
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_timer_of_the_script_or_its_starter_keeps_running() -> None:
+    """As of `alarm 60; exec lockstep run …`."""
+    before = signal.setitimer(signal.ITIMER_REAL, 1000)
+    try:
+        install_stop_handlers()
+        remove_stop_handlers()
+        assert signal.getitimer(signal.ITIMER_REAL)[0] > 0
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *before)
+
+
+def test_systems_without_timers_need_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows."""
+    with monkeypatch.context() as windows:
+        for name in ("setitimer", "ITIMER_REAL", "SIGALRM"):
+            windows.delattr(signal, name)
+        install_stop_handlers()
+        with pytest.raises(StopRequested):
+            os.kill(os.getpid(), signal.SIGINT)
+        remove_stop_handlers()

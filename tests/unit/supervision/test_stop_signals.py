@@ -4,12 +4,15 @@ import io
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from rich.console import Console, RenderableType
+from rich.progress import Progress
 
 from lockstep.supervision.stop_signals import (
     STOP_SIGNALS,
@@ -136,3 +139,30 @@ def test_systems_without_timers_need_none(monkeypatch: pytest.MonkeyPatch) -> No
         with pytest.raises(StopRequested):
             os.kill(os.getpid(), signal.SIGINT)
         remove_stop_handlers()
+
+
+def test_a_request_is_confirmed_while_a_live_bar_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step holds the lock of the bar's values; the thread that draws holds the other, and waits for that one."""
+    monkeypatch.delenv("LOCKSTEP_AGENT_PID", raising=False)
+    error = io.StringIO()
+    monkeypatch.setattr("sys.stderr", error)
+    is_drawing = threading.Event()
+
+    class Bar(Progress):
+        def get_renderables(self) -> Iterator[RenderableType]:
+            is_drawing.set()
+            yield from super().get_renderables()
+
+    requests: list[int] = []
+    install_stop_handlers()
+    bar = Bar(console=Console(file=io.StringIO(), force_terminal=True), auto_refresh=False)
+    drawing = threading.Thread(target=bar.refresh, daemon=True)
+    with bar, stop_after_step(lambda: requests.append(1)):
+        is_drawing.clear()
+        with bar._lock:
+            drawing.start()
+            assert is_drawing.wait(10)
+            os.kill(os.getpid(), signal.SIGTERM)
+        drawing.join(10)
+    assert requests == [1]
+    assert "stopping after this step" in error.getvalue()

@@ -179,6 +179,7 @@ def main() -> None:
         obey_stop_request()
         app(prog_name="lockstep")  # also under `python -m lockstep`
     except StopRequested as stop:
+        keep_failing_streams()  # the terminal may be closed
         if not supervised:
             print_line(f"lockstep: stopped on request ({stop})", file=sys.stderr)
         sys.exit(exit_code_of_signal(stop.signal))

@@ -107,7 +107,7 @@ def stop_after_step(request_stop: Callable[[], None]) -> Iterator[None]:
             # The signal may have interrupted another print, and Ctrl-C also ends a `| tee`: the step must continue.
             with suppress(OSError, ValueError, RuntimeError):
                 message = f"lockstep: stopping after this step ({name}); signal again to end at once"
-                # Not through rich's live bar: this thread may hold one of its locks, and the one that draws waits for that.
+                # Not through rich's live bar: we may hold one of its locks, for which the thread that draws it waits.
                 stream = getattr(sys.stderr, "rich_proxied_file", sys.stderr)
                 print_line(message, file=stream, flush=True)
 

@@ -1,6 +1,7 @@
 """Standard streams that are missing are opened, and one that fails loses lines but ends nothing."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -140,3 +141,15 @@ os._exit(7 if not any(thread.is_alive() for thread in threads) else 1)
     with Path("/dev/full").open("w") as full:
         process = subprocess.Popen([sys.executable, "-c", PREPARE + code], stdout=full, stderr=full, env=BUFFERED)
         assert process.wait(30) == 7
+
+
+def test_a_command_that_is_stopped_by_the_closed_terminal_ends_with_that_code() -> None:
+    code = """
+import os, signal
+from lockstep import cli
+cli.app = lambda **_: (print("half a line", end=""), os.kill(os.getpid(), signal.SIGHUP))
+cli.main()
+"""
+    with Path("/dev/full").open("w") as full:
+        process = subprocess.Popen([sys.executable, "-c", code], stdout=full, stderr=full, env=BUFFERED)
+        assert process.wait(30) == 128 + signal.SIGHUP

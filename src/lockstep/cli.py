@@ -19,7 +19,7 @@ from lockstep.command_line.config_arguments import ConfigArgument, SettingArgume
 from lockstep.command_line.launch_options import describe_misplaced_nproc, takes_launch_options
 from lockstep.config import environment
 from lockstep.doctor.doctor_command import doctor
-from lockstep.errors import EXIT_FAILED, LockstepError, Stopped, exit_code_of_signal, print_error
+from lockstep.errors import EXIT_FAILED, EXIT_STOPPED, LockstepError, Stopped, exit_code_of_signal, print_error
 from lockstep.events.run_folder import RunFolder
 from lockstep.init.init_command import init
 from lockstep.launcher.launch_plan import LaunchPlan, check_target, start_agent
@@ -32,6 +32,7 @@ from lockstep.submit import submit_command
 from lockstep.supervision.output_streams import keep_failing_streams, open_missing_streams
 from lockstep.supervision.stop_signals import (
     StopRequested,
+    ignore_stop_signals,
     install_stop_handlers,
     obey_stop_request,
     remove_stop_handlers,
@@ -174,6 +175,17 @@ def main() -> None:
     """Run the command, and end with the exit code that says how it went."""
     install_stop_handlers()
     open_missing_streams()
+    try:
+        _run_command()
+    except SystemExit as end:
+        if end.code == EXIT_STOPPED:
+            ignore_stop_signals()
+        raise
+    finally:
+        remove_stop_handlers(signal.SIG_DFL)  # nothing is left to stop but what Python does at exit
+
+
+def _run_command() -> None:
     supervised = environment.agent_pid() is not None  # then the agent reports, once for all ranks
     try:
         obey_stop_request()
@@ -190,8 +202,6 @@ def main() -> None:
             sys.exit(print_error(error))
         print_line(user_traceback(error), file=sys.stderr, end="")
         sys.exit(EXIT_FAILED)
-    finally:
-        remove_stop_handlers(signal.SIG_DFL)  # nothing is left to stop but what Python does at exit
 
 
 def _run_here(target: list[str]) -> None:

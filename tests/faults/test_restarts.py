@@ -237,6 +237,24 @@ def test_the_second_interrupt_is_immediate(tmp_path: Path) -> None:
         assert not any(map(is_running, ranks))
 
 
+@pytest.mark.parametrize("processes", [None, 2], ids=["alone", "two processes"])
+def test_a_signal_after_the_save_does_not_change_the_exit_code(tmp_path: Path, processes: int | None) -> None:
+    command = train(tmp_path, processes or 1, save_every=1000, pause_s=0.05)
+    if processes is None:
+        command = [sys.executable, *command[-2:]]
+    with started(command, tmp_path) as process:
+        wait_for(lambda: step_of(tmp_path) >= 3, 30, "a few steps")
+        process.send_signal(signal.SIGTERM)
+        assert process.stderr is not None
+        while "stopped after step" not in process.stderr.readline():
+            assert process.poll() is None
+        for _ in range(200):
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.005)
+        process.communicate(timeout=20)
+        assert process.returncode == 75
+
+
 def test_a_step_that_outlasts_the_grace_period_is_cut_short(tmp_path: Path) -> None:
     with started(train(tmp_path, 2, "--grace", "1", pause_s=60), tmp_path) as agent:
         wait_for(lambda: step_of(tmp_path, 0) == 1 and step_of(tmp_path, 1) == 1, 30, "in the first step")

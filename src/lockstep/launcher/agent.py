@@ -26,7 +26,7 @@ from lockstep.config.placement import (
     is_loopback,
 )
 from lockstep.config.plurals import count_noun
-from lockstep.errors import EXIT_FAILED
+from lockstep.errors import EXIT_FAILED, EXIT_STOPPED
 from lockstep.launcher.elastic_adapter import (
     ElasticAgentAdapter,
     RanksState,
@@ -101,6 +101,8 @@ def run_agent(
                 result = agent.run()
             except SignalException as stop:
                 outcome = agent.judge_stop(stop.sigval)
+                if outcome.exit_code == EXIT_STOPPED:
+                    agent.stop_signals.ignore()
                 agent.say(outcome.message)
                 return outcome.exit_code
     if result is None or result.is_failed():

@@ -249,7 +249,12 @@ class AgentStopSignals:
             yield
         finally:
             for number, handler in before.items():
-                signal.signal(number, handler)
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    signal.signal(number, handler)
+
+    def ignore(self) -> None:
+        """Ignore stop signals from now on, as `supervision.stop_signals.ignore_stop_signals` does."""
+        handle_stop_signals(signal.SIG_IGN)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -273,7 +278,7 @@ class AgentStopSignals:
             raise SignalException(f"stopped by signal {self._received}", sigval=signal.Signals(self._received))
 
 
-def handle_stop_signals(handler: Callable[[int, FrameType | None], Any]) -> None:
+def handle_stop_signals(handler: Callable[[int, FrameType | None], Any] | signal.Handlers) -> None:
     """Install a handler for the agent's stop signals, except for those that are ignored."""
     for number in _AGENT_STOP_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup and shells' background jobs ignore some

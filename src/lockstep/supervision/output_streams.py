@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-_NAMES = {1: "standard output", 2: "standard error"}
 _NEVER_FAIL = ("replace", "ignore", "xmlcharrefreplace", "namereplace")  # what to do about other characters
 _READER_IS_GONE = (errno.EPIPE, errno.EIO)  # `… | head` has read enough; the terminal has been closed
 
@@ -67,15 +66,13 @@ class _SteadyFile(io.FileIO):
         return size
 
     def _report(self, error: OSError) -> None:
-        """Say so once, on the other stream."""
-        if self._has_failed or error.errno in _READER_IS_GONE:
+        """If this is standard output, say so once on standard error; what fails there is said nowhere."""
+        if self._has_failed or self.fileno() != 1 or error.errno in _READER_IS_GONE:
             return
         self._has_failed = True
-        descriptor = self.fileno()
-        message = f"lockstep: {_NAMES[descriptor]}: lines are being lost: {error.strerror}\n"
-        # Not through the other stream: a thread that holds its lock may be waiting for ours, to report the same.
+        # Not through `sys.stderr`: a thread that holds its lock may be waiting for ours.
         with suppress(OSError):
-            os.write(3 - descriptor, message.encode())
+            os.write(2, f"lockstep: standard output: lines are being lost: {error.strerror}\n".encode())
 
 
 def _is_original(stream: object, descriptor: int) -> bool:

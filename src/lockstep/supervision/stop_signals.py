@@ -62,6 +62,18 @@ def remove_stop_handlers(interrupt: Callable[..., object] | signal.Handlers = si
             signal.signal(number, interrupt if number == signal.SIGINT else signal.SIG_DFL)
 
 
+def ignore_stop_signals() -> None:
+    """Ignore stop signals from now on, except those that a script handles itself.
+
+    For a run that has stopped and is saved: while Python ends, which takes a moment, a repeated request would change
+    the exit code that says so.
+    """
+    if threading.current_thread() is threading.main_thread():
+        for number in STOP_SIGNALS:
+            if _is_default(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_IGN)
+
+
 def obey_stop_request() -> None:
     """Raise `StopRequested` for a stop signal that is still held, or whose exception got lost. [Note: held signals]"""
     if _request.number is not None:

@@ -10,9 +10,10 @@ from typing import Literal
 from lockstep.config import environment
 from lockstep.config.argument_checks import require_count
 from lockstep.config.placement import without_local_rank
-from lockstep.errors import LockstepError, UserError, print_error
+from lockstep.errors import LockstepError, Stopped, UserError, print_error
 from lockstep.launcher.launch_plan import LaunchPlan, start_agent
 from lockstep.supervision.output_streams import keep_failing_streams
+from lockstep.supervision.stop_signals import ignore_stop_signals
 from lockstep.world.process_group import leave_on_exit, setup_distributed
 from lockstep.world.script_process import choose_threads, is_interactive
 from lockstep.world.world import World
@@ -74,6 +75,8 @@ def _errors_end_the_script() -> Iterator[None]:
     except LockstepError as error:
         if environment.agent_pid() is not None or is_interactive():
             raise
+        if isinstance(error, Stopped):
+            ignore_stop_signals()
         sys.exit(print_error(error))
 
 

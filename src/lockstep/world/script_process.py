@@ -19,9 +19,10 @@ import torch.distributed as dist
 
 from lockstep.config import environment
 from lockstep.config.plurals import count_noun
-from lockstep.errors import LockstepError, print_error
+from lockstep.errors import LockstepError, Stopped, print_error
 from lockstep.launcher.exit_callbacks import close_after_failure
 from lockstep.supervision.output_streams import keep_failing_streams
+from lockstep.supervision.stop_signals import ignore_stop_signals
 
 logger = logging.getLogger("lockstep")
 
@@ -60,7 +61,7 @@ def choose_threads_once(*, is_main: bool) -> None:
 
 
 def prepare_script_process() -> None:
-    """From now on, let no write to standard output fail, and show an uncaught `LockstepError` in one line."""
+    """From now on, let no write to standard output or error fail, and show an uncaught `LockstepError` in one line."""
     keep_failing_streams()
     if not isinstance(sys.excepthook, _OneLineHook):
         sys.excepthook = _OneLineHook(sys.excepthook)
@@ -81,6 +82,8 @@ class _OneLineHook:
         code = print_error(error)
         if is_interactive():
             return
+        if isinstance(error, Stopped):
+            ignore_stop_signals()
         close_after_failure()
         with suppress(Exception):  # it is not the cause
             if dist.is_initialized():

@@ -7,13 +7,18 @@ ones to use names that it does not make public (last seen in torch 2.13); each c
 must not collect them either: a process group of an earlier run, for one, would wait for threads that only the rank has.
 """
 
+import ctypes
 import gc
+import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import wait
+from multiprocessing.context import BaseContext
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -85,6 +90,7 @@ class Workers:
                 pin_memory=world.device.type == "cuda",
                 worker_init_fn=_WorkerStart(os.getpid(), slots, self.init, collects_garbage=gc.isenabled()),
                 generator=torch.Generator(),  # without one it draws a number from the caller's generator
+                multiprocessing_context=_context_without_event_locks(),
             )
             with _without_collecting_garbage():  # [Note: inherited garbage]
                 results = iter(loader)
@@ -93,6 +99,30 @@ class Workers:
             finally:
                 # torch does this when the iterator is garbage-collected, which a saved traceback would delay.
                 shut_down_workers(results)
+
+
+class _EventWithoutLock:
+    """What torch's DataLoader and its workers use of a `multiprocessing.Event`.
+
+    Python's has a lock, also for asking whether it is set: a rank whose worker is killed at that moment would wait for
+    it for ever.
+    """
+
+    def __init__(self, context: BaseContext) -> None:
+        self._flag = context.RawValue(ctypes.c_bool, False)
+
+    def is_set(self) -> bool:
+        return bool(self._flag.value)
+
+    def set(self) -> None:
+        self._flag.value = True
+
+
+def _context_without_event_locks() -> BaseContext:
+    """Return the default way to start processes, but with other events."""
+    context = copy(multiprocessing.get_context())
+    context.Event = partial(_EventWithoutLock, context)  # type: ignore[method-assign, assignment]
+    return context
 
 
 @contextmanager

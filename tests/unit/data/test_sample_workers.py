@@ -3,7 +3,10 @@
 import gc
 import multiprocessing
 import os
+import signal
+import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -203,3 +206,20 @@ def test_a_worker_that_dies_while_answering_is_reported_as_dead() -> None:
     assert next(answers) == 1
     with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid \d+\) has died \(exit code 7\)"):
         next(answers)
+
+
+def die_while_asking(number: int) -> None:
+    """In a worker: be killed while it asks whether the loader is done, and so holds the lock of that event, if any."""
+    frame = sys._getframe()
+    while frame is not None and "done_event" not in frame.f_locals:
+        frame = frame.f_back  # type: ignore[assignment]
+    lock = getattr(frame.f_locals["done_event"], "_cond", nullcontext())
+    lock.__enter__()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.timeout(30)
+def test_a_worker_that_is_killed_at_any_moment_is_an_error_and_no_hang() -> None:
+    loader = LaneLoader(range(8), 8, World(), lanes=1, workers=1, worker_init=die_while_asking)
+    with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid\S* \d+\)"):
+        list(loader.batches(0, 1))

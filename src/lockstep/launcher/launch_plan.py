@@ -25,7 +25,7 @@ from lockstep.terminal_text import print_line
 
 OnHang = Literal["restart", "stop", "report"]
 
-# Generous: the agent opens 28 with two ranks, and a rank about as many; data workers add theirs.
+# Generous: an agent of two ranks has about 20 files open, and each rank 27; data workers add theirs.
 _OPEN_FILES = 64
 _OPEN_FILES_PER_RANK = 8
 

@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout, suppress
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
@@ -30,8 +31,13 @@ LOCKSTEP = [sys.executable, "-m", "lockstep"]
 TORCHRUN = [str(BIN / "torchrun"), "--rdzv-endpoint=127.0.0.1:0", "--rdzv-backend=c10d", "--local-addr=127.0.0.1"]
 
 
-# A killed agent leaves its shared memory here; `conftest.py` removes it. Its path is short, as sockets need it.
-MEMORY = Path(tempfile.mkdtemp(prefix="ls-"))
+@cache
+def memory() -> Path:
+    """The shared memory of all commands, where killed agents leave theirs; `conftest.py` removes it.
+
+    Its path is short, as sockets need it. It is made on first use: helper processes that only import this leave none.
+    """
+    return Path(tempfile.mkdtemp(prefix="ls-"))
 
 
 class Finished(NamedTuple):
@@ -58,7 +64,7 @@ def call(arguments: Sequence[str], cwd: Path, env: dict[str, str] | None = None)
     train here, which would leave a process group.
     """
     out, err = io.StringIO(), io.StringIO()
-    environment = clean_environment() | {"LOCKSTEP_MEMORY": str(MEMORY)} | (env or {})
+    environment = clean_environment() | {"LOCKSTEP_MEMORY": str(memory())} | (env or {})
     handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     path, modules = list(sys.path), set(sys.modules)
     code = 0
@@ -91,7 +97,7 @@ def started(
     command: Sequence[str], cwd: Path, env: dict[str, str] | None = None, *, cold: bool = False
 ) -> Iterator["subprocess.Popen[str] | WarmProcess"]:
     """Start a command; whatever is left of it is killed at the end of the block."""
-    environment = clean_environment() | {"LOCKSTEP_MEMORY": str(MEMORY)} | (env or {})
+    environment = clean_environment() | {"LOCKSTEP_MEMORY": str(memory())} | (env or {})
     process: subprocess.Popen[str] | WarmProcess
     if not cold and _can_be_warm(command) and has_usual_imports(environment):
         process = warm_python().start(command[1:], cwd, environment)

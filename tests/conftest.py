@@ -3,7 +3,7 @@
 import shutil
 import signal
 
-from tests.commands import MEMORY
+from tests.commands import memory
 from tests.leaks import (
     no_worker_outlives_the_session,
     nothing_is_left_behind,
@@ -27,4 +27,4 @@ def pytest_configure() -> None:
 
 def pytest_unconfigure() -> None:
     """Remove the shared memory of killed agents. Not with `atexit`, which xdist's workers skip."""
-    shutil.rmtree(MEMORY, ignore_errors=True)
+    shutil.rmtree(memory(), ignore_errors=True)

@@ -186,6 +186,7 @@ def main() -> None:
 
 
 def _run_command() -> None:
+    """Run the command; a stop request, or an error that is not for an agent to report, is printed and ends it."""
     supervised = environment.agent_pid() is not None  # then the agent reports, once for all ranks
     try:
         obey_stop_request()

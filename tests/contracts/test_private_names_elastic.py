@@ -8,6 +8,7 @@ the version that changed them.
 import atexit
 import importlib
 import inspect
+import multiprocessing.util
 import platform
 import signal
 import threading
@@ -163,3 +164,12 @@ def test_a_worker_can_run_what_python_runs_at_its_exit(module: object, name: str
     function = getattr(module, name, None)
     assert callable(function), f"{PYTHON} has no {name}, which launcher/worker_main.py calls"
     assert not inspect.isfunction(function) or not inspect.signature(function).parameters, f"{PYTHON}: {name}"
+
+
+def test_multiprocessing_keeps_its_sockets_where_the_process_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in processes that this one starts: they get a copy."""
+    monkeypatch.setitem(multiprocessing.current_process()._config, "tempdir", str(tmp_path))  # type: ignore[attr-defined]
+    assert multiprocessing.util.get_temp_dir() == str(tmp_path), PYTHON  # type: ignore[attr-defined]
+    assert multiprocessing.Process()._config["tempdir"] == str(tmp_path), PYTHON  # type: ignore[attr-defined]

@@ -106,16 +106,14 @@ def main(arguments: list[str]) -> NoReturn:
 
 
 def _begin_supervision(files: RankFiles) -> None:
-    """Begin the heartbeat, and answer the agent's requests for stacks and collectives.
-
-    Python has no public name for the folder in which `multiprocessing` keeps its sockets: see `_exit`.
-    """
+    """Begin the heartbeat, and answer the agent's requests for stacks and collectives."""
     heartbeat.begin(files.heartbeat)
     if "torch" in sys.modules:  # in a warm rank, count the steps of scripts that never import lockstep too
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         register_optimizer_step_post_hook(lambda *_: heartbeat.count_optimizer_step())
     if (sockets := make_socket_folder(files)) is not None:
+        # Where `multiprocessing` keeps its sockets has no public name: `tests/contracts/test_private_names_elastic.py`.
         multiprocessing.current_process()._config["tempdir"] = str(sockets)  # type: ignore[attr-defined]
     heartbeat.enter(heartbeat.Phase.SCRIPT)
     if STACKS_SIGNAL is not None:
